@@ -63,7 +63,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
             f.flush()
             os.fsync(f.fileno())
         Path(tmp).chmod(0o644)
-        os.replace(tmp, path)
+        Path(tmp).replace(path)
     except BaseException:
         Path(tmp).unlink(missing_ok=True)
         raise
@@ -91,8 +91,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_record(folder: Path, *, stage: str, key: str, inputs: dict[str, Any], config: dict[str, Any],
-                 result: dict[str, Any], started: float, status: str = "done") -> dict[str, Any]:
+def write_record(
+    folder: Path,
+    *,
+    stage: str,
+    key: str,
+    inputs: dict[str, Any],
+    config: dict[str, Any],
+    result: dict[str, Any],
+    started: float,
+    status: str = "done",
+) -> dict[str, Any]:
     """Write `folder/run.json` and return it.
 
     stage: the command's name; key: content hash of all that went in (`inputs` and `config`);
@@ -100,8 +109,14 @@ def write_record(folder: Path, *, stage: str, key: str, inputs: dict[str, Any], 
     started: `time.time()` at the start.
     """
     record = {
-        "stage": stage, "status": status, "key": key, "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": versions(), "inputs": inputs, "config": config, "result": result,
+        "stage": stage,
+        "status": status,
+        "key": key,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": versions(),
+        "inputs": inputs,
+        "config": config,
+        "result": result,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
     }

@@ -1,0 +1,1 @@
+"""Prompts in, the target's own answers out, as token ids."""

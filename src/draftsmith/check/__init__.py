@@ -1,0 +1,1 @@
+"""The checks and the verdict: will this engine take this pair?"""

@@ -1,0 +1,1 @@
+"""Causes of low acceptance, ranked, with evidence."""

@@ -1,0 +1,271 @@
+"""A whole run described in one YAML file; every command is one part of it.
+
+Unknown keys are refused with the nearest known one. Relative paths are taken from the recipe's folder.
+`draftsmith run RECIPE` (pipeline.py) walks the stages in `STAGES`; each stage command takes the same recipe or
+options that fill the same model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from draftsmith.errors import UserError, nearest
+
+STAGES = ("capture", "vocab", "extract", "train", "export", "check", "bench", "report")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class TargetSection(_Section):
+    """The model to be accelerated."""
+
+    model: str = Field(description="folder or hub id of the target; 'smollm2' fetches the demo's own target")
+    revision: str | None = Field(None, description="hub revision")
+    trust_remote_code: bool = Field(False, description="run the target's own Python code (only if you trust it)")
+
+
+class EngineSection(_Section):
+    """The engine that captures and serves."""
+
+    path: str | None = Field(
+        None,
+        description="interpreter, environment or site-packages folder of an installed engine; "
+        "none = the managed one (draftsmith engine install); 'reference' = the built-in reference "
+        "engine (plain transformers, no vLLM)",
+    )
+    args: list[str] = Field(default_factory=list, description="further flags for the engine's server")
+    env: dict[str, str] = Field(default_factory=dict, description="further environment variables for the engine")
+    max_model_len: int = Field(2048, gt=0, description="tokens of context the server is started with")
+    dtype: str = Field("bfloat16", description="the engine's compute type")
+    start_timeout: int = Field(900, gt=0, description="seconds to wait for the server to be ready")
+
+
+class CaptureSection(_Section):
+    """Which prompts the target answers, and how."""
+
+    prompts: list[str] = Field(
+        min_length=1,
+        description="prompt sources: a file (JSONL or parquet of messages, ShareGPT or "
+        "plain prompts) or a built-in set (sharegpt, gsm8k_train), each with an optional :COUNT",
+    )
+    held_out: list[str] = Field(
+        default_factory=lambda: ["mt_bench", "gsm8k", "humaneval"],
+        description="sets that must never be trained on; prompts equal to one of theirs are dropped",
+    )
+    endpoints: list[str] = Field(
+        default_factory=list,
+        description="OpenAI-compatible servers that already run the target; none = start the engine",
+    )
+    mode: Literal["chat", "raw"] = Field("chat", description="chat template, or raw completion for a base model")
+    thinking: Literal["default", "on", "off"] = Field("default", description="enable_thinking handed to the template")
+    samples: int = Field(1, gt=0, description="answers per prompt")
+    temperature: float = Field(0.7, ge=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling mass")
+    max_tokens: int = Field(256, gt=0, description="longest answer, tokens")
+    max_prompt_tokens: int = Field(1024, gt=0, description="prompts longer than this are dropped and counted")
+    concurrency: int = Field(16, gt=0, description="requests in flight")
+    system: str | None = Field(None, description="system prompt put before every conversation")
+    seed: int = Field(0, description="seed of prompt choice and sampling")
+    max_dropped: float = Field(0.5, ge=0, le=1, description="share of prompts that may be dropped before capture stops")
+    api_key_env: str | None = Field(None, description="environment variable that holds the endpoint's key")
+
+
+class VocabSection(_Section):
+    """The draft vocabulary."""
+
+    size: int = Field(8192, gt=0, description="target tokens that the drafter can propose")
+    force: list[str] = Field(default_factory=list, description="tokens (text) that must be in the draft vocab")
+    min_coverage: float = Field(0.9, ge=0, le=1, description="warn under this share of answer tokens covered")
+
+
+class ExtractSection(_Section):
+    """Hidden states of the captured rows."""
+
+    backend: Literal["transformers", "vllm"] = Field("transformers", description="what computes the states")
+    aux_layers: list[int] | None = Field(
+        None, description="aux layer ids (id k = stream entering layer k); none = 2, n//2, n-3"
+    )
+    codec: Literal["bf16", "fp8", "fp8-topk"] = Field("bf16", description="how states are stored")
+    topk: int = Field(128, gt=0, description="logits kept per position by fp8-topk")
+    keep: Literal["keep", "until-trained", "never"] = Field(
+        "keep", description="keep states, delete them after training, or never store them"
+    )
+    max_length: int = Field(2048, gt=1, description="rows longer than this are cut and counted")
+    batch_tokens: int = Field(2048, gt=0, description="tokens per forward")
+    self_check_rows: int = Field(4, ge=0, description="rows on which layer, norm and alignment are verified")
+    self_check_min: float = Field(
+        0.95, ge=0, le=1, description="share of positions at which our most likely token must be the engine's"
+    )
+
+
+class DrafterSection(_Section):
+    """The drafter's shape; a size that is not given is taken from the target."""
+
+    form: Literal["llama", "mla"] = "llama"
+    hidden_size: int | None = Field(None, gt=0)
+    num_attention_heads: int | None = Field(None, gt=0)
+    num_key_value_heads: int | None = Field(None, gt=0)
+    head_dim: int | None = Field(None, gt=0)
+    intermediate_size: int | None = Field(None, gt=0)
+    rope: dict[str, Any] | None = Field(None, description="rope parameters; none = the target's")
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+class TrainSection(_Section):
+    """How the drafter is trained."""
+
+    from_: str | None = Field(None, alias="from", description="existing drafter (any dialect) to start from")
+    init: Literal["target", "random"] = Field(
+        "target", description="start norms, lm_head rows and, where shapes allow, the layer from the target's"
+    )
+    ttt_steps: int = Field(3, gt=0, le=16, description="draft steps unrolled in training (K)")
+    warm_fraction: float = Field(0.5, ge=0, lt=1, description="share of the steps trained with K = 1 first")
+    step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is decay^k")
+    steps: int | None = Field(None, gt=0, description="optimizer steps; none = by epochs")
+    epochs: float = Field(3.0, gt=0)
+    batch_tokens: int = Field(2048, gt=0, description="packed tokens per optimizer step and rank")
+    lr: float = Field(2e-3, gt=0)
+    min_lr: float = Field(0.05, ge=0, le=1, description="final learning rate as a share of lr")
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps with rising learning rate")
+    weight_decay: float = Field(0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = Field(1.0, gt=0, description="gradient norm")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="parameters and states; none = bfloat16 on a GPU, else float32"
+    )
+    optimizer: Literal["adamw", "adamw-lean"] = "adamw"
+    seed: int = 0
+    held_out_rows: float = Field(0.04, gt=0, lt=1, description="share of captured rows kept for validation")
+    eval_every: int = Field(200, gt=0, description="steps between validations (and checkpoints)")
+    patience: int = Field(0, ge=0, description="stop after so many validations without a better acceptance; 0 = never")
+    select: Literal["offline", "engine"] = Field(
+        "offline", description="what measures the acceptance by which the best checkpoint is chosen"
+    )
+
+
+class ExportSection(_Section):
+    dialect: Literal["vllm", "speculators", "sglang", "eagle"] = "vllm"
+    name: str | None = Field(None, description="folder name; none = the recipe's name + -eagle3")
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+
+
+class BenchSection(_Section):
+    """What is measured in the engine."""
+
+    sets: list[str] = Field(
+        default_factory=lambda: ["mt_bench:40", "gsm8k:20", "humaneval:20"],
+        description="prompt sets (built-in or files), each with an optional :COUNT",
+    )
+    ways: list[Literal["drafter", "none", "ngram"]] = Field(default_factory=lambda: ["drafter", "none", "ngram"])
+    concurrency: list[int] = Field(default_factory=lambda: [8, 1])
+    max_tokens: int = Field(128, gt=0)
+    single_prompts: int = Field(20, gt=0, description="prompts of the one-at-a-time measurement and losslessness test")
+    single_max_tokens: int = Field(64, gt=0)
+    num_speculative_tokens: int = Field(3, gt=0)
+    temperature: float = Field(0.0, ge=0)
+    assertions: list[str] = Field(default_factory=list, description="e.g. tokens_per_target_step>=1.4")
+
+
+class Recipe(_Section):
+    """One run, whole."""
+
+    name: str = Field(
+        "drafter", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run's folder and drafter"
+    )
+    out: str = Field("runs", description="folder that holds the run's folder")
+    target: TargetSection
+    engine: EngineSection = Field(default_factory=EngineSection)
+    capture: CaptureSection
+    vocab: VocabSection = Field(default_factory=VocabSection)
+    extract: ExtractSection = Field(default_factory=ExtractSection)
+    drafter: DrafterSection = Field(default_factory=DrafterSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    export: ExportSection = Field(default_factory=ExportSection)
+    bench: BenchSection = Field(default_factory=BenchSection)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's stages lie: out/name."""
+        return Path(self.out) / self.name
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for a in get_args(annotation) for m in _models_in(a)]
+
+
+def _unknown_key(model: type[BaseModel], path: tuple[Any, ...]) -> tuple[str, list[str]]:
+    """The unknown key at `path` and the known keys beside it."""
+    current: type[BaseModel] | None = model
+    for part in path[:-1]:
+        field = current.model_fields.get(part) if current and isinstance(part, str) else None
+        found = _models_in(field.annotation) if field else []
+        current = found[0] if found else None
+    known = [f.alias or n for n, f in current.model_fields.items()] if current else []
+    return str(path[-1]), known
+
+
+def explain_validation(e: ValidationError, model: type[BaseModel], source: str) -> UserError:
+    """A pydantic error as one block: the key, the value, what is allowed."""
+    lines, fixes = [], []
+    for err in e.errors()[:4]:
+        where = ".".join(str(p) for p in err["loc"])
+        if err["type"] == "extra_forbidden":
+            key, known = _unknown_key(model, err["loc"])
+            close = nearest(key, known)
+            lines.append(f"{source}: unknown key {where!r}")
+            fixes.append(f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(known)}")
+        elif err["type"] == "missing":
+            lines.append(f"{source}: {where} is missing")
+            fixes.append(f"give {where}")
+        else:
+            lines.append(f"{source}: {where} is {err['input']!r}: {err['msg']}")
+    more = len(e.errors()) - 4
+    what = "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
+    return UserError(
+        what,
+        "a value that is not understood would be left out silently",
+        "; ".join(dict.fromkeys(fixes)) or "mend the value; `draftsmith recipe --help` lists all keys",
+    )
+
+
+def parse_recipe(raw: Any, source: str) -> Recipe:
+    """Validate a parsed YAML document; UserError names key, value and nearest known key."""
+    if not isinstance(raw, dict):
+        raise UserError(
+            f"{source} holds {type(raw).__name__}, not a mapping of sections", "", "see recipes/demo.yaml for the form"
+        )
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as e:
+        raise explain_validation(e, Recipe, source) from None
+
+
+def load_recipe(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
+    """Read a recipe. overrides: dotted key → value, laid over the file (command-line options)."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"no recipe at {path}", "", "give the path of a YAML file; recipes/demo.yaml is an example"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise UserError(f"{path} is not readable YAML: {e}", "", "mend the file") from None
+    if isinstance(raw, dict):
+        for dotted, value in (overrides or {}).items():
+            node = raw
+            *parents, leaf = dotted.split(".")
+            for part in parents:
+                node = node.setdefault(part, {})
+            node[leaf] = value
+    return parse_recipe(raw, str(path))

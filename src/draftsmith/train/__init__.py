@@ -1,0 +1,1 @@
+"""Objective, loop, parallelism, checkpoints."""
