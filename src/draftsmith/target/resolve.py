@@ -1,0 +1,39 @@
+"""From what the recipe calls the target to a folder on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftsmith.errors import UserError
+from draftsmith.recipe import TargetSection
+
+SMOLLM2 = "smollm2"
+
+
+def resolve_target(target: TargetSection, weights: bool = True) -> Path:
+    """The target's folder: a folder as it is, 'smollm2' fetched and converted, a hub id downloaded (without `weights`
+    only its config and tokenizer). UserError where there is none."""
+    if target.model.lower() == SMOLLM2:
+        from draftsmith.target.smollm2 import smollm2_folder
+
+        return smollm2_folder()
+    path = Path(target.model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file() and not (path / "params.json").is_file():
+            raise UserError(
+                f"{path} holds no config.json",
+                "a target is a folder with config.json, tokenizer and safetensors",
+                "give the model's own folder",
+            )
+        return path
+    if path.exists():
+        raise UserError(f"target {path} is a file", "", "give the folder that holds config.json, or a hub id")
+    if path.is_absolute() or target.model.startswith((".", "~")) or target.model.count("/") != 1:
+        raise UserError(
+            f"no target at {target.model!r}",
+            "it is neither a folder nor a hub id (owner/name)",
+            "check the path; 'smollm2' fetches the demo's own target",
+        )
+    from draftsmith.target.hub import hub_snapshot
+
+    return hub_snapshot(target.model, target.revision, weights)
