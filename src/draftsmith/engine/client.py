@@ -2,7 +2,7 @@
 
 Everything a caller needs to know about the wire is here: `return_token_ids`, the names under which reasoning text
 comes, which failures are worth another try. Callers see `Answer`, `Stream` and two errors:
-`RequestRefused` (this request is wrong; others may be fine) and `UserError` (the server is gone or is no such server).
+`RefusedError` (this request is wrong; others may be fine) and `UserError` (the server is gone or is no such server).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought")
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class RequestRefused(UserError):
+class RefusedError(UserError):
     """The server answered this request with an error that another try would not mend (4xx). `status` is the code."""
 
     def __init__(self, status: int, message: str, url: str) -> None:
@@ -180,7 +180,7 @@ class EngineClient:
                     return response
                 message = _message(response)
                 if response.status_code not in RETRY_STATUS:
-                    raise RequestRefused(response.status_code, message, self.url + path)
+                    raise RefusedError(response.status_code, message, self.url + path)
                 reason = f"{response.status_code} {message}"
                 wait = _retry_after(response)
             if attempt < self.retries:
@@ -348,7 +348,7 @@ class EngineClient:
                 await response.aclose()
                 reason = f"{response.status_code} {_message(response)}"
                 if response.status_code not in RETRY_STATUS:
-                    raise RequestRefused(response.status_code, _message(response), self.url + path)
+                    raise RefusedError(response.status_code, _message(response), self.url + path)
             if attempt < self.retries:
                 await self._pause(attempt, reason)
         raise self._gone(path, reason)
