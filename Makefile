@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all their own set-up; nothing else needs to be installed first
+# but Python 3.11+ with venv, git and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Without a CUDA GPU a fixed torch keeps runs comparable; with one, pip's choice is right.
+TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/pip install -q --no-input
+
+.PHONY: help setup engine demo test test-full check clean
+
+help:
+	@echo "make demo         make, serve and measure a drafter for SmolLM2-135M (at most 45 minutes; QUICK=1: 15)"
+	@echo "make test         the tests that CI runs, with a handful on a real vLLM"
+	@echo "make test-full    every test that runs without a GPU, all with a real vLLM"
+	@echo "make check        ruff, mypy, file sizes"
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)' 2>&1 | grep -v 'WARNING: Location' || true
+	$(PIP) -e '.[dev]' 2>&1 | grep -v 'WARNING: Location' || true
+	$(BIN)/python -c 'import draftsmith, torch, transformers'
+	touch $@
+
+setup: $(VENV)/.ready
+
+engine: setup
+	$(BIN)/draftsmith engine install
+
+demo: setup
+	$(BIN)/draftsmith demo $(if $(QUICK),--quick) $(ARGS)
+
+test: engine
+	$(BIN)/pytest
+	$(BIN)/pytest -m 'engine and ci' -p no:randomly
+
+test-full: engine
+	$(BIN)/pytest -m 'not gpu'
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@long=$$(git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 500 {print $$2 " (" $$1 " lines)"}'); \
+	if [ -n "$$long" ]; then echo "files of over 500 lines: $$long"; exit 1; fi
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftsmith.errors import UserError, nearest
 
+Way = Literal["drafter", "none", "ngram"]
+WAYS: tuple[Way, ...] = ("drafter", "none", "ngram")
+
 STAGES = ("capture", "vocab", "extract", "train", "export", "check", "bench", "report")
 
 
@@ -165,7 +168,7 @@ class BenchSection(_Section):
         default_factory=lambda: ["mt_bench:40", "gsm8k:20", "humaneval:20"],
         description="prompt sets (built-in or files), each with an optional :COUNT",
     )
-    ways: list[Literal["drafter", "none", "ngram"]] = Field(default_factory=lambda: ["drafter", "none", "ngram"])
+    ways: list[Way] = Field(default_factory=lambda: list(WAYS))
     concurrency: list[int] = Field(default_factory=lambda: [8, 1])
     max_tokens: int = Field(128, gt=0)
     single_prompts: int = Field(20, gt=0, description="prompts of the one-at-a-time measurement and losslessness test")
