@@ -1,0 +1,281 @@
+"""The states store: a folder of safetensors shards that any row can be read from, appended to, resumed and verified.
+
+    store.json            format, codec and its parameters, aux layers, hidden size
+    contract.json         which target, which layers, which final state
+    shard-00000.safetensors, .json   rows and their index with sha256 (shard.py)
+    skipped.jsonl         rows that were left out, with the reason
+
+    with StateWriter(folder, contract, make_codec("bf16")) as w:
+        w.add("row-1", States(...))
+    store = StateStore.open(folder)
+    store.read("row-1").aux            # bf16 [T, A, G], mapped, not copied
+
+Rows given in the same order give the same bytes, whether the writer was killed in between or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from draftsmith.contract import Contract, require_agreement
+from draftsmith.errors import UserError
+from draftsmith.extract.codecs import Codec, make_codec
+from draftsmith.extract.shard import Entry, ShardWriter, read_index
+from draftsmith.extract.states import States
+from draftsmith.record import read_json, sha256_file, write_json
+
+FILE = "store.json"
+SKIPPED = "skipped.jsonl"
+FORMAT = 1
+SHARD_BYTES = 1_000_000_000
+_OPEN_SHARDS = 64
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:05d}"
+
+
+def _probe(folder: Path) -> None:
+    """Create the folder and write to it now: better than after an hour of computing (H05)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.write_bytes(b"1")
+        probe.unlink()
+    except OSError as e:
+        raise UserError(
+            f"states cannot be written to {folder}: {e}",
+            "every row would be computed and then lost",
+            "give a folder that can be written",
+        ) from None
+
+
+class StateWriter:
+    """Writes or goes on writing a store. contract: must have `aux_layer_ids` and `final_state`.
+
+    A store that exists must be of the same contract and codec (UserError otherwise)."""
+
+    def __init__(self, folder: Path, contract: Contract, codec: Codec, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self.codec, self.shard_bytes = folder, codec, shard_bytes
+        if not contract.aux_layer_ids:
+            raise ValueError("the contract names no aux layers")
+        self.aux_layers, self.hidden = len(contract.aux_layer_ids), contract.target.hidden_size
+        _probe(folder)
+        facts = {
+            "format": FORMAT,
+            "codec": codec.name,
+            "params": codec.params(),
+            "aux_layer_ids": contract.aux_layer_ids,
+            "hidden_size": self.hidden,
+        }
+        if (folder / FILE).is_file():
+            self._require_same(contract, facts)
+        else:
+            contract.save(folder)
+            write_json(folder / FILE, facts)
+        self.skipped = _read_skipped(folder / SKIPPED, mend=True)
+        self._next = 0
+        self.done: set[str] = set()
+        """Ids of the rows that are stored or skipped."""
+        while (index := folder / f"{_shard_name(self._next)}.json").is_file():
+            self.done |= {e.row_id for e in read_index(index)[1]}
+            (folder / f".{_shard_name(self._next)}.journal").unlink(missing_ok=True)
+            self._next += 1
+        self._shard = ShardWriter(folder, _shard_name(self._next))
+        self.done |= {e.row_id for e in self._shard.entries} | set(self.skipped)
+
+    def _require_same(self, contract: Contract, facts: dict[str, Any]) -> None:
+        require_agreement(contract, Contract.load(self.folder), "this run", str(self.folder))
+        found = read_json(self.folder / FILE)
+        for key, value in facts.items():
+            if found.get(key) != value:
+                raise UserError(
+                    f"{self.folder} was begun with {key} {found.get(key)!r}, this run has {value!r}",
+                    "rows of two kinds in one store could not be told apart",
+                    "give another folder, or remove this one",
+                )
+
+    def add(self, row_id: str, states: States) -> None:
+        """Store one row. ValueError if its shapes are wrong or the id is there already."""
+        if row_id in self.done:
+            raise ValueError(f"row {row_id!r} is stored already")
+        states.check_shapes(self.aux_layers)
+        if states.aux.shape[2] != self.hidden:
+            raise ValueError(f"aux is {states.aux.shape[2]} wide, the target's hidden size is {self.hidden}")
+        fields = self.codec.encode(states)
+        size = sum(t.numel() * t.element_size() for t in fields.values())
+        if not self._shard.fits(len(fields), size, self.shard_bytes):
+            self._roll()
+        self._shard.add(row_id, states, fields)
+        self.done.add(row_id)
+
+    def skip(self, row_id: str, reason: str) -> None:
+        """Remember that a row was left out, and why."""
+        with (self.folder / SKIPPED).open("a", encoding="utf-8") as f:
+            f.write(json.dumps({"row_id": row_id, "reason": reason}) + "\n")
+        self.skipped[row_id] = reason
+        self.done.add(row_id)
+
+    def _roll(self) -> None:
+        self._shard.close()
+        self._next += 1
+        self._shard = ShardWriter(self.folder, _shard_name(self._next))
+
+    def close(self) -> None:
+        """Finish the open shard; the store can be appended to later (a new shard begins then)."""
+        self._shard.close()
+
+    def __enter__(self) -> StateWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._shard.release()
+
+
+def _read_skipped(path: Path, mend: bool = False) -> dict[str, str]:
+    """row id → reason. mend: drop a line that a kill left unfinished."""
+    if not path.is_file():
+        return {}
+    raw = path.read_text(encoding="utf-8")
+    whole, _, rest = raw.rpartition("\n")
+    if rest and mend:
+        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    rows = [json.loads(line) for line in whole.splitlines() if line]
+    return {r["row_id"]: r["reason"] for r in rows}
+
+
+class StateStore:
+    """A store opened for reading. `index`: its rows in the order written; `read` maps, it does not load."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / FILE).is_file():
+            raise UserError(
+                f"{folder} holds no states (no {FILE})",
+                "a drafter is trained from them",
+                "draftsmith extract RECIPE makes them",
+            )
+        self.folder = folder
+        self.facts: dict[str, Any] = read_json(folder / FILE)
+        if self.facts["format"] > FORMAT:
+            raise UserError(
+                f"{folder} has states format {self.facts['format']}; this draftsmith knows up to {FORMAT}",
+                "its rows could be misread",
+                "upgrade draftsmith",
+            )
+        if self.facts.get("dropped"):
+            raise UserError(
+                f"the states in {folder} were deleted after training (extract.keep: until-trained)",
+                "there is nothing left to train from",
+                "draftsmith extract RECIPE --force makes them again",
+            )
+        self.contract = Contract.load(folder)
+        self.codec = make_codec(self.facts["codec"], self.facts["params"])
+        self.shards = sorted(p.stem for p in folder.glob("shard-*.json"))
+        self.index: list[Entry] = [e for s in self.shards for e in read_index(folder / f"{s}.json")[1]]
+        self.skipped = _read_skipped(folder / SKIPPED)
+        self._by_id = {e.row_id: e for e in self.index}
+        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._pid = os.getpid()
+
+    @staticmethod
+    def open(folder: Path) -> StateStore:
+        return StateStore(Path(folder))
+
+    @property
+    def tokens(self) -> int:
+        return sum(e.tokens for e in self.index)
+
+    @property
+    def bytes(self) -> int:
+        return sum(e.bytes for e in self.index)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def _handle(self, shard: str) -> Any:
+        if self._pid != os.getpid():  # a forked reader opens its own
+            self._open, self._pid = OrderedDict(), os.getpid()
+        if shard not in self._open:
+            from safetensors import safe_open
+
+            path = self.folder / f"{shard}.safetensors"
+            try:
+                self._open[shard] = safe_open(str(path), framework="pt", device="cpu")
+            except (OSError, FileNotFoundError) as e:
+                raise UserError(
+                    f"{path} cannot be opened: {e}", "its rows are lost", "draftsmith states verify says what is left"
+                ) from None
+            if len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard)
+        return self._open[shard]
+
+    def read(self, row_id: str) -> States:
+        """One row, decoded (bf16: mapped without a copy). KeyError if it is not there."""
+        return self.read_entry(self._by_id[row_id])
+
+    def read_entry(self, entry: Entry) -> States:
+        handle, prefix = self._handle(entry.shard), f"{entry.number}."
+        names = (*self.codec.fields, "argmax") if entry.argmax else self.codec.fields
+        fields = {n: handle.get_tensor(prefix + n) for n in names}
+        return self.codec.decode(fields, entry.boundary, entry.final_start)
+
+    def read_many(self, row_ids: Iterable[str]) -> Iterator[tuple[str, States]]:
+        """Rows one by one, in the order asked for (the same call as LiveStates has, which computes in batches)."""
+        for row_id in row_ids:
+            yield row_id, self.read(row_id)
+
+    def verify(self) -> list[str]:
+        """Problems found, in words; empty if every shard has its checksum and every row its tensors."""
+        problems: list[str] = []
+        numbers = [int(s.removeprefix("shard-")) for s in self.shards]
+        if numbers != list(range(len(numbers))):
+            problems.append(f"shards are not numbered without a gap: {', '.join(self.shards)}")
+        for shard in self.shards:
+            path = self.folder / f"{shard}.safetensors"
+            record, rows = read_index(self.folder / f"{shard}.json")
+            if not path.is_file():
+                problems.append(f"{path.name} is missing: {len(rows)} rows lost")
+                continue
+            if path.stat().st_size != record["bytes"]:
+                problems.append(f"{path.name} has {path.stat().st_size} bytes, its index says {record['bytes']}")
+                continue
+            if (found := sha256_file(path)) != record["sha256"]:
+                problems.append(
+                    f"{path.name} is damaged: sha256 {found[:12]}…, its index says {record['sha256'][:12]}…"
+                )
+                continue
+            problems += [f"{path.name}: row {e.row_id}: {p}" for e in rows for p in self._row_problems(e)]
+        counts = Counter(e.row_id for e in self.index)
+        problems += [f"row {row_id} is stored {n} times" for row_id, n in counts.items() if n > 1]
+        return problems
+
+    def _row_problems(self, entry: Entry) -> list[str]:
+        try:
+            states = self.read_entry(entry)
+            states.check_shapes(len(self.facts["aux_layer_ids"]))
+        except Exception as e:  # whatever is wrong with a row is the answer here
+            return [str(e)]
+        if states.tokens != entry.tokens:
+            return [f"{states.tokens} tokens, its index says {entry.tokens}"]
+        return []
+
+
+def drop(folder: Path) -> int:
+    """Delete the shards of a store that has served (keep: until-trained); contract and index stay. Returns bytes freed."""
+    facts = read_json(folder / FILE)
+    write_json(folder / FILE, facts | {"dropped": True})
+    freed = 0
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        freed += path.stat().st_size
+        path.unlink()
+    return freed
