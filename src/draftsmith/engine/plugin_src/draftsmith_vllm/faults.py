@@ -1,0 +1,139 @@
+"""Known faults of vLLM releases: where the source proves each one, and what mends it.
+
+A fault is never assumed from a version: `find` reads the installed file and says on which line it is. draftsmith's
+`check` warns from this table; the plugin mends the rows that have a mend.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fault:
+    """platform: "cpu" or "any". seen: releases it was seen in, as text. file: below the folder that holds `vllm/`.
+    scope: dotted name of the function or class whose source is read ("" = the file). holds: texts that must all be
+    there, in the normal form of `ast.unparse`; the first one is the evidence. lacks: texts that must all be absent.
+    absent: True where the fault is that `scope` lacks a text (the evidence is then its first line).
+    mend: name of the plugin's mend or None. advice: what to do where there is no mend, or until it is in effect."""
+
+    id: str
+    platform: str
+    seen: str
+    symptom: str
+    file: str
+    scope: str
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...]
+    mend: str | None
+    advice: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault proved present: line is 1-based, text the line itself."""
+
+    fault: Fault
+    file: str
+    line: int
+    text: str
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        id="cpu-expand-lost",
+        platform="cpu",
+        seen="0.32.0",
+        symptom="at temperature > 0 every speculative method writes meaningless text and accepts next to nothing: "
+        "temperature, top_k and top_p of the draft positions are uninitialised memory",
+        file="vllm/utils/cpu_triton_utils.py",
+        scope="_expand_kernel_impl",
+        holds=("_ensure_int64(output)",),
+        lacks=("output.copy_(", "output[:", "output[0:"),
+        mend="expand_kernel",
+        advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or keep the temperature at 0",
+    ),
+)
+
+
+def _scope(tree: ast.Module, dotted: str) -> ast.AST | None:
+    node: ast.AST = tree
+    for name in filter(None, dotted.split(".")):
+        for child in getattr(node, "body", []):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name == name:
+                node = child
+                break
+        else:
+            return None
+    return node
+
+
+def _code(node: ast.AST) -> str:
+    """Source in normal form, without docstrings (they may speak of what the code does not do)."""
+    for part in ast.walk(node):
+        body = getattr(part, "body", None)
+        if (
+            isinstance(body, list)
+            and len(body) > 1
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
+            del body[0]
+    return ast.unparse(node)
+
+
+def _line_of(node: ast.AST, text: str) -> int:
+    """Line of the smallest part of `node` whose normal form holds `text`."""
+    best, size = getattr(node, "lineno", 1), 1 << 30
+    for part in ast.walk(node):
+        if not isinstance(part, (ast.stmt, ast.expr)):
+            continue
+        form = ast.unparse(part)
+        if text in form and len(form) < size:
+            best, size = part.lineno, len(form)
+    return best
+
+
+def find_in(fault: Fault, source: str) -> Found | None:
+    """The fault in the text of its file, or None where the text does not prove it (or cannot be parsed)."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    node = _scope(tree, fault.scope)
+    if node is None:
+        return None
+    code = _code(node)
+    if any(text not in code for text in fault.holds) or any(text in code for text in fault.lacks):
+        return None
+    line = _line_of(node, fault.holds[0]) if fault.holds else getattr(node, "lineno", 1)
+    lines = source.splitlines()
+    return Found(fault, fault.file, line, lines[line - 1].strip() if line <= len(lines) else "")
+
+
+def find_all(read: Callable[[str], str | None], faults: tuple[Fault, ...] = FAULTS) -> list[Found]:
+    """Every fault that the source proves; `read(file)` gives a file's text, or None where there is none."""
+    found = []
+    for fault in faults:
+        text = read(fault.file)
+        hit = find_in(fault, text) if text is not None else None
+        if hit is not None:
+            found.append(hit)
+    return found
+
+
+def find_in_site(site: Path, faults: tuple[Fault, ...] = FAULTS) -> list[Found]:
+    """`find_all` in the folder that holds `vllm/`."""
+
+    def read(file: str) -> str | None:
+        try:
+            return (site / file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    return find_all(read, faults)
