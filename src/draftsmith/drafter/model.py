@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 
 from draftsmith.drafter.attention import Spans
 from draftsmith.drafter.config import DrafterConfig
@@ -91,6 +91,10 @@ class Drafter(nn.Module):
     The target's embedding is not a weight of the drafter: `attach_embedding` lends it (frozen, not saved), unless
     `config.own_embedding`. d2t and t2d are saved buffers and start as the identity of the first D tokens.
     """
+
+    d2t: Tensor
+    t2d: Tensor
+    lent_embedding: Tensor | None
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ token t. The alignment (who sees what) is the objective's business, not the batc
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,14 +50,14 @@ class StepBatch:
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None, non_blocking=True)
 
-        changes: dict[str, object] = {}
+        changes: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 changes[f.name] = move(value)
         if self.topk is not None:
             changes["topk"] = (move(self.topk[0]), move(self.topk[1]))
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
 
 def document_spans(doc: Tensor) -> tuple[tuple[int, int], ...]:
@@ -85,7 +86,7 @@ def join(parts: list[StepBatch], pad_to: int | None = None) -> StepBatch:
         docs.append(torch.where(p.doc >= 0, p.doc + next_doc, p.doc))
         next_doc = max(next_doc, int(docs[-1].max()) + 1)
     fills = {"token_ids": 0, "aux": 0, "final_valid": 0, "argmax": -1, "answer": 0, "position": 0}
-    merged = {name: cat([getattr(p, name) for p in parts], fill) for name, fill in fills.items()}
+    merged: dict[str, Any] = {name: cat([getattr(p, name) for p in parts], fill) for name, fill in fills.items()}
     finals, topks = [p.final for p in parts if p.final is not None], [p.topk for p in parts if p.topk is not None]
     if len(finals) not in (0, len(parts)) or len(topks) not in (0, len(parts)):
         raise ValueError("batches with different teachers cannot be packed together")
