@@ -8,7 +8,7 @@ TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo tor
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install -q --no-input
 
-.PHONY: help setup engine demo test test-full check clean
+.PHONY: help setup engine tools demo test test-full check clean
 
 help:
 	@echo "make demo         make, serve and measure a drafter for SmolLM2-135M (at most 45 minutes; QUICK=1: 15)"
@@ -28,14 +28,20 @@ setup: $(VENV)/.ready
 engine: setup
 	$(BIN)/draftsmith engine install
 
+# Tests open the report in headless Chromium and read an engine through a real sshd.
+tools:
+	@command -v chromium >/dev/null && command -v sshd >/dev/null || test -x /usr/sbin/sshd && command -v chromium >/dev/null || \
+	{ if [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium openssh-server; \
+	else echo "the tests need chromium and sshd: apt-get install chromium openssh-server"; exit 1; fi; }
+
 demo: setup
 	$(BIN)/draftsmith demo $(if $(QUICK),--quick) $(ARGS)
 
-test: engine
+test: engine tools
 	$(BIN)/pytest
 	$(BIN)/pytest -m 'engine and ci' -p no:randomly
 
-test-full: engine
+test-full: engine tools
 	$(BIN)/pytest -m 'not gpu'
 
 check: setup

@@ -10,8 +10,8 @@ from typing import Any
 from draftsmith.contract import Contract, require_agreement
 from draftsmith.dialects import native, vllm
 from draftsmith.errors import UserError
-from draftsmith.record import folder_hash
 from draftsmith.recipe import Recipe
+from draftsmith.record import folder_hash
 from draftsmith.stage import Run, Stage
 from draftsmith.target.resolve import resolve_target
 
