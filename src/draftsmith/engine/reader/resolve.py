@@ -1,0 +1,137 @@
+"""Which class vLLM would choose for a target's `architectures`: registered, by another name, or through transformers.
+
+Mirrors `_ModelRegistry.resolve_model_cls` and `ModelConfig._get_transformers_backend_cls` of 0.16–0.32
+(vllm/model_executor/models/registry.py, vllm/config/model.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.check.types import Evidence
+from draftsmith.engine.reader.registry import Entry
+from draftsmith.target.config import text_config
+
+if TYPE_CHECKING:
+    from draftsmith.engine.reader.facts import EngineFacts
+
+EXPERTS = (
+    "num_experts",
+    "moe_num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "ffn_config.moe_num_experts",
+    "num_moe_experts",
+    "moe_config.num_experts",
+)
+"""Where configs say that they are mixtures of experts."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """entry: None where nothing was found; how: "registered", "transformers", "unknown" or "unsupported"."""
+
+    architecture: str | None
+    entry: Entry | None
+    how: str
+    reason: str
+    evidence: list[Evidence]
+
+
+def experts(text: dict[str, Any]) -> int:
+    """How many routed experts a text config declares; 0 = dense."""
+    for name in EXPERTS:
+        node: Any = text
+        for key in name.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, list) and node:
+            node = max((n for n in node if isinstance(n, int)), default=0)
+        if isinstance(node, int) and not isinstance(node, bool) and node > 0:
+            return node
+    return 0
+
+
+def backend_class(config: dict[str, Any]) -> str:
+    """The Transformers backend's class for a config: nested configs are multimodal, routed experts make it MoE."""
+    text = text_config(config)
+    return f"Transformers{'MultiModal' if text is not config else ''}{'MoE' if experts(text) else ''}ForCausalLM"
+
+
+def resolve_architecture(facts: EngineFacts, config: dict[str, Any], model_impl: str = "auto") -> Resolved:
+    names = config.get("architectures")
+    names = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+    registry = facts.registry
+    if registry is None:
+        return Resolved(None, None, "unknown", f"no model registry found in {facts.path}", [])
+    if not names:
+        return Resolved(None, None, "unsupported", "config.json names no architectures", [])
+    if model_impl == "transformers":
+        return _by_transformers(facts, names[0], config, [])
+    for name in names:
+        entry = registry.entries.get(name)
+        if entry is not None:
+            return Resolved(
+                name, entry, "registered", f"{name} is {entry.cls} in {entry.module}", [registry.evidence(entry)]
+            )
+    for name in names:
+        if name in registry.former:
+            reason = f"{name} was taken out; the last release with it is {registry.former[name]}"
+            return Resolved(name, None, "unsupported", reason, [])
+    return _by_transformers(facts, names[0], config, [])
+
+
+def _by_transformers(facts: EngineFacts, name: str, config: dict[str, Any], evidence: list[Evidence]) -> Resolved:
+    """vLLM's fallback: transformers' own class, where that says it can take vLLM's attention.
+
+    Whether it does is asked of the transformers in the same environment, from its source.
+    """
+    registry = facts.registry
+    assert registry is not None
+    wanted = backend_class(config)
+    entry = registry.entries.get(wanted)
+    if entry is None:
+        reason = f"{name} is not registered, and this release has no {wanted}"
+        return Resolved(name, None, "unsupported", reason, evidence)
+    found = _transformers_modelling(facts, name, config)
+    if found is None:
+        why = (
+            "its code comes with the checkpoint (auto_map)"
+            if isinstance(config.get("auto_map"), dict)
+            else "no transformers lies beside this engine to look into"
+            if not facts.source.exists("transformers/__init__.py")
+            else "this environment's transformers has no such class"
+        )
+        how = "unsupported" if why.startswith("this environment") else "unknown"
+        return Resolved(
+            name, entry, how, f"{name} is not registered: vLLM would try transformers' own class, but {why}", evidence
+        )
+    fits, where = found
+    if not fits:
+        reason = f"{name} is not registered, and transformers' class cannot take vLLM's attention"
+        return Resolved(name, None, "unsupported", reason, [where])
+    reason = f"{name} is served through the Transformers backend ({wanted})"
+    return Resolved(name, entry, "transformers", reason, [registry.evidence(entry), where])
+
+
+_MARKS = ("_supports_attention_backend = True", "_supports_attention_backend: bool = True")
+
+
+def _transformers_modelling(facts: EngineFacts, name: str, config: dict[str, Any]) -> tuple[bool, Evidence] | None:
+    """(whether it supports attention backends, where) of transformers' class `name`; None where it is not there."""
+    source = facts.source
+    types = {config.get("model_type"), text_config(config).get("model_type")}
+    folders = sorted({t.replace("-", "_") for t in types if isinstance(t, str) and t})
+    for folder in folders:
+        for stem in (folder, folder.removesuffix("_text")):
+            rel = f"transformers/models/{stem}/modeling_{stem}.py"
+            if "/" in stem or ".." in stem or not source.exists(rel):
+                continue
+            text = source.read(rel)
+            at = text.find(f"class {name}(")
+            if at < 0:
+                continue
+            mark = next((m for m in _MARKS if m in text), None)
+            line = text.count("\n", 0, text.find(mark) if mark else at) + 1
+            return mark is not None, Evidence(rel, line, text.split("\n")[line - 1])
+    return None
