@@ -1,14 +1,16 @@
 """The objective against a transcription of what the engine does when it drafts, and its invariances."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from tiny_drafters import document, tiny_config, tiny_drafter, tiny_head
 
 from draftsmith.drafter.model import rms_norm
 from draftsmith.drafter.rope import rotate
 from draftsmith.train.batch import join
-from draftsmith.train.objective import reference_loss, shift, step_weights, supervision
+from draftsmith.train.objective import reference_loss, shift, step_weights, supervision, teacher
 
 
 def engine_loss(model, doc, K, weights, head):
@@ -34,7 +36,7 @@ def engine_loss(model, doc, K, weights, head):
 
     fused = model.fuse(doc.aux)
     for t in range(T - 1):
-        cache = []
+        cache, state = [], fused[t]
         for u in range(t + 1):
             q, k, v, residual = project(fused[u], doc.token_ids[u + 1], doc.position[u])
             cache.append((k, v))
@@ -119,24 +121,22 @@ def test_padding_packing_order_and_split_do_not_change_the_loss(drafter, head):
             torch.testing.assert_close(p.grad, grads[name], rtol=1e-8, atol=1e-11)
 
 
-def test_stored_top_logits_give_the_same_teacher_where_they_hold_all_of_it(drafter, head):
-    from dataclasses import replace
-
-    doc = document(12, 3, 4)
-    target_ids = drafter.draft_to_target(torch.arange(drafter.config.draft_vocab_size))
-    logits = head.logits(doc.final).to(torch.float32)
-    order = logits.argsort(-1, descending=True)
-    stored = replace(doc, final=None, topk=(target_ids[order], logits.gather(1, order)))
-    a, _ = reference_loss(drafter, doc, 2, [1, 1], head)
-    b, _ = reference_loss(drafter, stored, 2, [1, 1], None)
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    outside = (~drafter.t2d).nonzero()[:, 0]
-    wide = (
-        torch.cat([outside.expand(12, -1), target_ids.expand(12, -1)], 1),
-        torch.cat([torch.full((12, len(outside)), 50.0), logits], 1),
-    )
-    c, _ = reference_loss(drafter, replace(stored, topk=wide), 2, [1, 1], None)
-    torch.testing.assert_close(b, c, rtol=1e-5, atol=1e-6)
+def test_a_teacher_of_all_logits_equals_the_one_made_from_final_states(drafter, head):
+    doc, D = document(12, 3, 4), drafter.config.draft_vocab_size
+    logits, ids = head.logits(doc.final).sort(-1, descending=True)
+    none = torch.full((12,), float("-inf"), dtype=logits.dtype)
+    whole = replace(doc, final=None, topk=(ids, logits, none))
+    for stored in (whole, join([whole], pad_to=20)):
+        a, _ = reference_loss(drafter, doc, 2, [1, 1], head)
+        b, _ = reference_loss(drafter, stored, 2, [1, 1], None)
+        torch.testing.assert_close(a, b)
+    few = replace(whole, topk=(ids[:, :5], logits[:, :5], logits[:, 5:].logsumexp(-1)))
+    rows = torch.arange(12)
+    p, q = teacher(few, rows, None, D), teacher(whole, rows, None, D)
+    torch.testing.assert_close(p.sum(-1), torch.ones(12, dtype=p.dtype))
+    torch.testing.assert_close(p.gather(1, ids[:, :5]), q.gather(1, ids[:, :5]))
+    rest = p.gather(1, ids[:, 5:])
+    torch.testing.assert_close(rest, q.gather(1, ids[:, 5:]).mean(-1, keepdim=True).expand_as(rest))
 
 
 def test_float64_gradient_of_the_whole_objective(drafter, head, batch):

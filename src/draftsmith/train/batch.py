@@ -22,7 +22,8 @@ class StepBatch:
     zeros where final_valid is False (None if the teacher is `topk`); argmax int64 [T] target's most likely next token
     in the full vocabulary, -1 where unknown (such rows are not supervised); answer bool [T]: the token is part of the
     answer; doc int32 [T]: document number, ascending, -1 for padding; position int64 [T] within the document;
-    topk: (target ids int64 [T, k], logits [T, k]) stored instead of `final`. spans: the documents as [start, stop)."""
+    topk: the teacher shortened (extract/states.py TopK), stored instead of `final`: draft ids int64 [T, k], logits
+    [T, k], rest [T] (log of the summed exp(logit) of all other draft tokens). spans: the documents as [start, stop)."""
 
     token_ids: Tensor
     aux: Tensor
@@ -32,7 +33,7 @@ class StepBatch:
     answer: Tensor
     doc: Tensor
     position: Tensor
-    topk: tuple[Tensor, Tensor] | None = None
+    topk: tuple[Tensor, Tensor, Tensor] | None = None
     spans: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class StepBatch:
             if isinstance(value, Tensor):
                 changes[f.name] = move(value)
         if self.topk is not None:
-            changes["topk"] = (move(self.topk[0]), move(self.topk[1]))
+            changes["topk"] = tuple(move(x) for x in self.topk)
         return replace(self, **changes)
 
 
@@ -93,6 +94,6 @@ def join(parts: list[StepBatch], pad_to: int | None = None) -> StepBatch:
     return StepBatch(
         **merged,
         final=cat(finals, 0) if finals else None,
-        topk=(cat([k[0] for k in topks], 0), cat([k[1] for k in topks], 0)) if topks else None,
+        topk=tuple(cat([k[i] for k in topks], 0) for i in range(3)) if topks else None,  # type: ignore[arg-type]
         doc=cat(docs, PAD_DOC),
     )

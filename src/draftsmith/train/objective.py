@@ -87,16 +87,16 @@ def supervision(batch: StepBatch, t2d: Tensor, steps: int) -> Tensor:
     return torch.stack(rows)
 
 
-def teacher(batch: StepBatch, rows: Tensor, head: TargetHead | None, t2d: Tensor) -> Tensor:
-    """The target's distribution over the draft vocab after the tokens `rows` (int64 [N]) → [N, D], float32 or
-    better. From stored top-k logits the tokens outside the draft vocab, or not stored, get probability 0."""
+def teacher(batch: StepBatch, rows: Tensor, head: TargetHead | None, D: int) -> Tensor:
+    """The target's distribution over the D draft tokens after the tokens `rows` (int64 [N]) → [N, D], float32 or
+    better. Of a shortened teacher (top k), the mass of all tokens not kept is spread over them evenly."""
     if batch.topk is not None:
-        ids, logits = batch.topk[0][rows], batch.topk[1][rows].float()
-        draft_index = t2d.long().cumsum(0) - 1
-        inside = t2d[ids]
-        p = logits.masked_fill(~inside, float("-inf")).softmax(-1).nan_to_num(0.0)
-        out = p.new_zeros(len(rows), int(t2d.sum()))
-        return out.scatter_add_(1, draft_index[ids].clamp_min(0), p * inside)
+        ids, logits, rest = (x[rows] for x in batch.topk)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        logits, rest = logits.to(wide), rest.to(wide)
+        total = torch.logaddexp(logits.logsumexp(-1), rest)
+        others = (rest - total).exp() / max(D - ids.shape[1], 1)
+        return others[:, None].expand(-1, D).scatter(1, ids, (logits - total[:, None]).exp())
     if batch.final is None or head is None:
         raise ValueError("a batch without stored top-k logits needs final states and the target's head")
     return head.logits(batch.final[rows]).softmax(-1)
@@ -128,7 +128,7 @@ def reference_loss(
     for s in range(K):
         needed[index[mask[s]] + s + 1] = True
     with torch.no_grad():
-        p = teacher(batch, needed.nonzero()[:, 0], head, model.t2d)
+        p = teacher(batch, needed.nonzero()[:, 0], head, model.config.draft_vocab_size)
         entropy = -torch.special.xlogy(p, p).sum(-1)
         slot = needed.long().cumsum(0) - 1
 
