@@ -1,0 +1,157 @@
+"""The gate: would this engine allow EAGLE-3 for this target at all? Two questions, both always answered.
+
+gate.list       is the target's model type on the engine's list (vLLM 0.8.5 to 0.21), by the engine's own test;
+gate.interface  does the class that the engine would choose for the target implement the EAGLE-3 hooks.
+
+Source of the rules: vllm/config/speculative.py (`_verify_args`), vllm/model_executor/models/{registry,interfaces}.py,
+vllm/v1/worker/gpu_model_runner.py; sglang/srt/… `set_eagle3_layers_to_capture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.check.types import CheckRow, Context, Evidence, Status, check
+
+if TYPE_CHECKING:
+    from draftsmith.engine.reader import EngineFacts
+    from draftsmith.engine.reader.modellist import ModelList
+    from draftsmith.engine.reader.resolve import Resolved
+
+LIST, INTERFACE = "gate.list", "gate.interface"
+
+
+def _row(id_: str, status: Status, found: str, evidence: list[Evidence], fix: str = "") -> CheckRow:
+    return CheckRow(id_, "gate", status, found, evidence, fix)
+
+
+def _called(facts: EngineFacts) -> str:
+    return f"{'vLLM' if facts.name == 'vllm' else 'SGLang'} {facts.version or '(version unknown)'}"
+
+
+def _types(ctx: Context) -> tuple[str | None, str | None]:
+    """(the text config's model_type, the outer one)."""
+    text, outer = ctx.target_text_config or {}, ctx.target_config or {}
+    return _word(text.get("model_type")), _word(outer.get("model_type"))
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+@check("gate", ids=(LIST,), needs=("target_config", "engine"))
+def model_type_list(ctx: Context) -> Iterator[CheckRow]:
+    """The engine's model-type list, by the engine's own semantics: substring, of the config that it looks at."""
+    facts = ctx.engine
+    assert facts is not None
+    method = ctx.options.method or "eagle3"
+    inner, outer = _types(ctx)
+    kinds = f"text model_type {inner!r}, outer model_type {outer!r}"
+    if facts.name != "vllm":
+        yield _row(LIST, "pass", f"{_called(facts)} has no model-type list ({kinds})", [])
+        return
+    allowed, place = facts.model_list, facts.model_list_place
+    if place is None:
+        yield _row(LIST, "skip", f"no class SpeculativeConfig found in {facts.path}: cannot tell whether there is a list", [])
+        return
+    if allowed is None:
+        yield _row(LIST, "pass", f"{_called(facts)} has no model-type list for EAGLE-3 ({kinds})", [place])
+        return
+    if not allowed.applies(method):
+        said = " and ".join(allowed.methods)
+        yield _row(LIST, "pass", f"the model-type list is for {said}, not for {method}", [allowed.guard])
+        return
+    if allowed.entries is None:
+        found = f"{_called(facts)} tests {allowed.tested} against a list that could not be read"
+        yield _row(LIST, "skip", found, [allowed.guard, allowed.where])
+        return
+    tested = inner if allowed.reads_text_config else outer
+    if tested is None:
+        found = f"config.json has no {'text ' if allowed.reads_text_config else ''}model_type, which {allowed.tested} would be"
+        yield _row(LIST, "skip", found, [allowed.guard], "take the config.json of the published model")
+        return
+    yield _listed(ctx, facts, allowed, tested, kinds, method)
+
+
+def _listed(
+    ctx: Context, facts: EngineFacts, allowed: ModelList, tested: str, kinds: str, method: str
+) -> CheckRow:
+    entries = allowed.entries or ()
+    words = ", ".join(entries)
+    evidence = [e for e in (allowed.list_evidence, allowed.guard, allowed.where) if e is not None]
+    word = allowed.matching(tested)
+    which = "text config's" if allowed.reads_text_config else "outer"
+    if word is not None:
+        found = f"{_called(facts)} allows EAGLE-3 for model types that contain one of {words}; {kinds}: {word!r} matches"
+        return _row(LIST, "pass", found, evidence)
+    found = (
+        f"{_called(facts)} allows EAGLE-3 only for model types that contain one of {words}; it tests the {which} "
+        f"model_type, which is {tested!r} ({kinds}). It would stop with: {allowed.message(tested, method)}"
+    )
+    return _row(LIST, "fail", found, evidence, _way_out(ctx))
+
+
+@check("gate", ids=(INTERFACE,), needs=("target_config", "engine"))
+def interface(ctx: Context) -> Iterator[CheckRow]:
+    """Whether the class that serves the target implements the engine's EAGLE-3 interface."""
+    facts = ctx.engine
+    assert facts is not None and ctx.target_config is not None
+    if facts.name == "sglang":
+        yield _sglang(ctx, facts)
+        return
+    if facts.registry is None:
+        reason = next(iter(facts.modules.unreadable.items()), None)
+        found = f"no model registry found in {facts.path}" + (f" ({reason[0]}: {reason[1]})" if reason else "")
+        yield _row(INTERFACE, "skip", found, [])
+        return
+    if facts.interface is None:
+        found = f"{_called(facts)} has no EAGLE-3: neither the interface nor a runner that asks for it"
+        yield _row(INTERFACE, "fail", found, [], _way_out(ctx))
+        return
+    resolved = facts.resolve(ctx.target_config, ctx.options.model_impl)
+    if resolved.entry is None or resolved.how in ("unknown", "unsupported"):
+        status: Status = "skip" if resolved.how == "unknown" else "fail"
+        yield _row(INTERFACE, status, resolved.reason, resolved.evidence, _way_out(ctx))
+        return
+    yield _supported(ctx, facts, resolved)
+
+
+def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow:
+    assert resolved.entry is not None and facts.interface is not None
+    support = facts.support(resolved.entry)
+    inner, outer = _types(ctx)
+    who = f"{resolved.architecture} (model_type {outer!r}, text {inner!r})"
+    if resolved.how == "transformers":
+        who += f" through the Transformers backend, {resolved.entry.cls}"
+    evidence = [*resolved.evidence, *support.evidence]
+    if support.supports is None:
+        return _row(INTERFACE, "skip", f"{who}: {support.reason}", evidence, "report this engine's layout to draftsmith")
+    if support.supports:
+        return _row(INTERFACE, "pass", f"{who}: {support.reason}", evidence)
+    raised = facts.interface.raises
+    says = "Model does not support EAGLE3 interface" if raised else "an AttributeError"
+    found = f"{who}: {support.reason} in {_called(facts)} ({facts.platform}). It would stop with {says!r} after loading the target's weights"
+    where = [e for e in (facts.interface.where,) if e is not None]
+    return _row(INTERFACE, "fail", found, [*evidence, *raised, *where], _way_out(ctx))
+
+
+def _sglang(ctx: Context, facts: EngineFacts) -> CheckRow:
+    from draftsmith.engine.reader.sglang import hook_of
+
+    assert ctx.target_config is not None
+    hook = hook_of(facts, ctx.target_config)
+    status: Status = "skip" if hook.supports is None else "pass" if hook.supports else "fail"
+    return _row(INTERFACE, status, hook.reason, hook.evidence, "" if hook.supports else _way_out(ctx))
+
+
+def _way_out(ctx: Context) -> str:
+    """What to do about a NO: the first known release that takes the target, and the remedies."""
+    from draftsmith.engine.releases import first_release
+
+    assert ctx.target_config is not None
+    first = first_release(ctx.target_config, (ctx.engine.name if ctx.engine else None) or "vllm")
+    ask = "draftsmith remedy shows what else can be done with this release"
+    if first is None:
+        return f"no known release takes this target as it is; {ask}"
+    return f"the first release that takes this target is {first}; {ask}"

@@ -1,0 +1,263 @@
+"""Safetensors headers of a model folder, read without trusting a byte of them, and without reading a weight.
+
+A file is 8 bytes of little-endian header length, the header (JSON: name → dtype, shape, [begin, end)), the data.
+Every fault becomes a sentence in `Weights.problems`; nothing here raises for what a file holds. Pickled weights
+(`*.bin`, `*.pt`) are seen and named, never opened.
+
+    weights = read_weights(folder); weights.tensors["fc.weight"].shape
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.check.types import TensorHeader
+from draftsmith.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_HEADER = 100_000_000
+"""Bytes of one file's header; the format's own reader refuses more."""
+MAX_INDEX = 256_000_000
+MAX_RANK = 16
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth")
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Bits of one element of each dtype that the format knows."""
+
+_NUMPY = {
+    "BOOL": "|u1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4",
+    "I64": "<i8", "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+
+
+@dataclass
+class Weights:
+    """What lies in a folder. problems: sentences, each a reason why an engine's loader would stop or go wrong.
+    pickles: weight files that are there and were not opened. parameters: elements of all floating-point tensors."""
+
+    tensors: dict[str, TensorHeader] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    pickles: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.end - t.start for t in self.tensors.values())
+
+
+class _BadHeader(ValueError):
+    pass
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        twice = next(k for k, n in Counter(k for k, _ in pairs).items() if n > 1)
+        raise _BadHeader(f"names {twice!r} twice")
+    return out
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _tensor(name: str, entry: Any, path: Path, base: int, size: int) -> TensorHeader:
+    if not isinstance(entry, dict):
+        raise _BadHeader(f"{name!r} is {type(entry).__name__}, not an object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise _BadHeader(f"{name!r} has the unknown dtype {str(dtype)[:40]!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(d) for d in shape):
+        raise _BadHeader(f"{name!r} has no shape of at most {MAX_RANK} sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(o) for o in offsets):
+        raise _BadHeader(f"{name!r} has no pair of data offsets")
+    begin, end = offsets
+    count = 1
+    for d in shape:
+        count *= d
+    if begin > end or base + end > size:
+        raise _BadHeader(f"{name!r} ends at byte {base + end:,} of a file of {size:,}: the file is cut or still loading")
+    if (count * BITS[dtype] + 7) // 8 != end - begin:
+        raise _BadHeader(f"{name!r} is {dtype} {shape} in {end - begin:,} bytes")
+    return TensorHeader(name, dtype, tuple(shape), path, base + begin, base + end)
+
+
+def _parse(path: Path) -> dict[str, TensorHeader]:
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        prefix = f.read(8)
+        if len(prefix) < 8:
+            raise _BadHeader(f"holds {size} bytes, too few for a header")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER or 8 + length > size:
+            raise _BadHeader(f"declares a header of {length:,} bytes in a file of {size:,}")
+        raw = f.read(length)
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_pairs)
+    except _BadHeader:
+        raise
+    except (ValueError, RecursionError) as e:
+        first = raw[:40]
+        if first.startswith(b"version https://git-lfs") or prefix == b"version ":
+            raise _BadHeader("is a git-lfs pointer, not the weights") from None
+        raise _BadHeader(f"has a header that is not JSON ({type(e).__name__})") from None
+    if not isinstance(header, dict):
+        raise _BadHeader(f"has a header that is {type(header).__name__}, not an object")
+    tensors = {n: _tensor(n, e, path, 8 + length, size) for n, e in header.items() if n != "__metadata__"}
+    last, owner = 8 + length, ""
+    for t in sorted(tensors.values(), key=lambda t: (t.start, t.end)):
+        if t.start < last:
+            raise _BadHeader(f"{t.name!r} overlaps {owner!r}")
+        last, owner = max(last, t.end), t.name
+    return tensors
+
+
+def _lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as f:
+        return f.read(24).startswith(b"version https://git-lfs")
+
+
+def _read_one(path: Path, problems: list[str]) -> dict[str, TensorHeader]:
+    """Tensors of one file; {} and a sentence in `problems` where it is unsound."""
+    try:
+        if _lfs_pointer(path):
+            raise _BadHeader("is a git-lfs pointer, not the weights")
+        return _parse(path)
+    except _BadHeader as e:
+        problems.append(f"{path.name} {e}")
+    except OSError as e:
+        problems.append(f"{path.name} cannot be read: {e.strerror or e}")
+    return {}
+
+
+def _inside(folder: Path, name: str) -> Path | str:
+    """The file `name` of the folder, or a sentence why it is refused. A link may leave the folder only into the blob
+    store of the same hub-cache entry (models--owner--name/{snapshots/REV/FILE → blobs/HASH})."""
+    if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"the index names {name[:80]!r}, which is not a file of this folder"
+    path = folder / name
+    try:
+        real, home = path.resolve(), folder.resolve()
+        there = path.is_file()
+    except (OSError, RuntimeError, ValueError) as e:
+        return f"{name[:80]!r} cannot be resolved: {type(e).__name__}"
+    allowed = [home]
+    if home.parent.name == "snapshots":
+        allowed.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(a) for a in allowed):
+        return f"{name!r} is a link that leaves the folder"
+    return path if there else f"{name!r} is missing"
+
+
+def _shards(folder: Path, weights: Weights) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files to read, and the index's map of tensor name → file ({} without an index)."""
+    index = folder / INDEX
+    if not index.is_file():
+        found = sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("consolidated"))
+        paths = []
+        for p in found:
+            checked = _inside(folder, p.name)
+            if isinstance(checked, str):
+                weights.problems.append(checked)
+            else:
+                paths.append(checked)
+        numbered = [p.name for p in paths if "-of-" in p.name]
+        total = {n.rsplit("-of-", 1)[1].removesuffix(".safetensors") for n in numbered}
+        if len(total) == 1 and (t := total.pop()).isdigit() and int(t) != len(numbered):
+            weights.problems.append(f"{len(numbered)} of {int(t)} shards are here, and no index")
+        return paths, {}
+    try:
+        if index.stat().st_size > MAX_INDEX:
+            raise ValueError(f"{index.stat().st_size:,} bytes")
+        table = json.loads(index.read_bytes())["weight_map"]
+        if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+            raise ValueError("weight_map is not a table of names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        weights.problems.append(f"{INDEX} is not readable ({type(e).__name__}: {str(e)[:80]})")
+        return [], {}
+    paths = []
+    for name in sorted(set(table.values())):
+        checked = _inside(folder, name)
+        if isinstance(checked, str):
+            weights.problems.append(checked)
+        else:
+            paths.append(checked)
+    return paths, table
+
+
+def read_weights(folder: Path) -> Weights:
+    """Every tensor of a model folder (one file, or hub-style shards with or without an index), and what is wrong."""
+    weights = Weights()
+    try:
+        weights.pickles = sorted(
+            p for pattern in PICKLES for p in folder.glob(pattern) if not p.name.startswith(("training_", "optimizer"))
+        )
+        paths, table = _shards(folder, weights)
+    except OSError as e:
+        weights.problems.append(f"{folder} cannot be listed: {e.strerror or e}")
+        return weights
+    for path in paths:
+        weights.files.append(path)
+        for name, tensor in _read_one(path, weights.problems).items():
+            if name in weights.tensors:
+                weights.problems.append(f"{name!r} is both in {weights.tensors[name].file.name} and in {path.name}")
+            weights.tensors[name] = tensor
+    if table and not weights.problems:
+        lost = [n for n, f in table.items() if n not in weights.tensors or weights.tensors[n].file.name != f]
+        if lost:
+            weights.problems.append(f"{len(lost)} tensors of the index are not in their file, first {lost[0]!r}")
+    return weights
+
+
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
+    """`read_weights(folder).tensors`; UserError naming the first problem where there is one."""
+    weights = read_weights(folder)
+    if weights.problems:
+        raise UserError(f"{folder}: {weights.problems[0]}", "its weights cannot be listed", "copy the folder again")
+    return weights.tensors
+
+
+def read_array(tensor: TensorHeader, max_bytes: int) -> np.ndarray:
+    """The tensor's values as numpy (bf16 becomes float32); UserError beyond `max_bytes` or for exotic dtypes."""
+    if tensor.end - tensor.start > max_bytes:
+        raise UserError(f"{tensor.name} takes {tensor.end - tensor.start:,} bytes", f"more than {max_bytes:,}", "")
+    return next(read_blocks(tensor, max_bytes + 8, max_bytes)).reshape(tensor.shape)
+
+
+def read_blocks(tensor: TensorHeader, block_bytes: int, max_bytes: int) -> Iterator[np.ndarray]:
+    """The tensor's values as flat numpy blocks of at most `block_bytes`, the first `max_bytes` of it."""
+    import numpy as np
+
+    if tensor.dtype != "BF16" and tensor.dtype not in _NUMPY:
+        raise UserError(f"{tensor.name} is {tensor.dtype}", "its values cannot be looked at", "")
+    item = BITS[tensor.dtype] // 8
+    left = min(tensor.end - tensor.start, max_bytes) // item * item
+    if left == 0:
+        yield np.zeros(0, "f4")
+        return
+    with tensor.file.open("rb") as f:
+        f.seek(tensor.start)
+        while left > 0:
+            raw = f.read(min(left, max(block_bytes // item * item, item)))
+            if len(raw) < item:
+                return
+            left -= len(raw)
+            if tensor.dtype == "BF16":
+                yield (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+            else:
+                yield np.frombuffer(raw, _NUMPY[tensor.dtype])
