@@ -1,0 +1,137 @@
+"""The step-0 part of the unrolled attention: causal within documents, by the fastest library kernel there is.
+
+All K steps ask the same keys, so this part is an ordinary causal attention per step. Its backward may be given the
+*joined* output and log-sum-exp (with the rows' own keys of later steps, ops.merge): P = exp(S - lse) and
+dS = P (dP - rowsum(dO ⊙ O)) hold entry by entry (FlashAttention-2 paper, section 3.1.2), so each part's gradient is
+exact. This is how ring attention joins its blocks.
+
+Kernels: cuDNN for documents of one length (on Hopper nearly twice the rate of the next), FlashAttention-2's
+variable-length form for packed documents, torch's flash kernel on a CPU. Log-sum-exps are [B, n, L] with B*L = T.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Spans = tuple[tuple[int, int], ...]
+_aten = torch.ops.aten
+
+
+def whole_spans(spans: Spans, tokens: int) -> Spans:
+    """Documents with what lies between and behind them (padding) as documents of their own."""
+    out, at = [], 0
+    for start, stop in (*spans, (tokens, tokens)):
+        if start > at:
+            out.append((at, start))
+        if stop > start:
+            out.append((start, stop))
+        at = max(at, stop)
+    return tuple(out)
+
+
+class CpuCausal:
+    """Per document, torch's CPU flash kernel; rows of no document give zeros. q [T, n, d], k/v [T, m, d]."""
+
+    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
+        self.spans, self.n, self.m, self.scale = spans, n, m, scale
+
+    def _heads(self, x: Tensor, start: int, stop: int) -> Tensor:
+        part = x[start:stop]
+        if part.shape[1] != self.n:
+            part = part[:, :, None].expand(-1, -1, self.n // self.m, -1).flatten(1, 2)
+        return part.transpose(0, 1)[None]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.zeros(1, self.n, q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
+        for start, stop in self.spans:
+            parts = [self._heads(x, start, stop) for x in (q, k, v)]
+            o, logsum = _aten._scaled_dot_product_flash_attention_for_cpu(*parts, 0.0, True, scale=self.scale)
+            out[start:stop] = o[0].transpose(0, 1)
+            lse[0, :, start:stop] = logsum[0] if logsum.shape[1] == self.n else logsum[0].transpose(0, 1)
+        return out, lse, None
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
+        for start, stop in self.spans:
+            parts = [self._heads(x, start, stop).contiguous() for x in (dout, q, k, v, out)]
+            a, b, c = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *parts, lse[:, :, start:stop].contiguous(), 0.0, True, scale=self.scale
+            )
+            dq[start:stop] = a[0].transpose(0, 1)
+            for into, part in ((dk, b), (dv, c)):
+                part = part[0].transpose(0, 1)
+                into[start:stop] = part.unflatten(1, (self.m, -1)).sum(2) if self.m != self.n else part
+        return dq, dk, dv
+
+
+class CudnnCausal:
+    """cuDNN's fused attention: B documents of L tokens each."""
+
+    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
+        self.B, self.scale = len(spans), scale
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (self.B, -1)).transpose(1, 2)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
+        parts = [self._heads(x) for x in (q, k, v)]
+        out, lse, cq, ck, mq, mk, seed, offset, _ = _aten._scaled_dot_product_cudnn_attention(
+            *parts, None, True, 0.0, True, False, scale=self.scale
+        )
+        return out.transpose(1, 2).flatten(0, 1), lse.view(lse.shape[:3]), (cq, ck, mq, mk, seed, offset)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cq, ck, mq, mk, seed, offset = state
+        d, *qkv, o = (self._heads(x) for x in (dout, q, k, v, out))
+        grads = _aten._scaled_dot_product_cudnn_attention_backward(
+            d, *qkv, o, lse[..., None], seed, offset, None, cq, ck, mq, mk, 0.0, True, scale=self.scale
+        )
+        dq, dk, dv = (g.transpose(1, 2).flatten(0, 1) for g in grads)
+        return dq, dk, dv
+
+
+class FlashCausal:
+    """FlashAttention-2, variable length: any packing of documents."""
+
+    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
+        self.ends = torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32).to(device, non_blocking=True)
+        self.longest = max(stop - start for start, stop in spans)
+        self.scale = scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
+        out, lse, state, offset, _ = _aten._flash_attention_forward(
+            q, k, v, self.ends, self.ends, self.longest, self.longest, 0.0, True, False, scale=self.scale
+        )
+        return out, lse[None], (state, offset)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        longest = self.longest
+        dq, dk, dv = _aten._flash_attention_backward(
+            dout, q, k, v, out, lse[0], self.ends, self.ends, longest, longest, 0.0, True, *state, scale=self.scale
+        )
+        return dq, dk, dv
+
+
+Causal = CpuCausal | CudnnCausal | FlashCausal
+
+
+def causal_part(
+    spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device, kernel: str | None = None
+) -> Causal:
+    """The kernel for these documents; `kernel` ("cudnn", "flash") overrides the choice on a GPU."""
+    if device.type == "cpu":
+        return CpuCausal(spans, tokens, n, m, scale, device)
+    whole = whole_spans(spans, tokens)
+    even = len({stop - start for start, stop in whole}) == 1
+    form = FlashCausal if kernel == "flash" or not even else CudnnCausal
+    return form(whole, tokens, n, m, scale, device)
