@@ -53,7 +53,9 @@ def model_type_list(ctx: Context) -> Iterator[CheckRow]:
         return
     allowed, place = facts.model_list, facts.model_list_place
     if place is None:
-        yield _row(LIST, "skip", f"no class SpeculativeConfig found in {facts.path}: cannot tell whether there is a list", [])
+        yield _row(
+            LIST, "skip", f"no class SpeculativeConfig found in {facts.path}: cannot tell whether there is a list", []
+        )
         return
     if allowed is None:
         yield _row(LIST, "pass", f"{_called(facts)} has no model-type list for EAGLE-3 ({kinds})", [place])
@@ -74,16 +76,16 @@ def model_type_list(ctx: Context) -> Iterator[CheckRow]:
     yield _listed(ctx, facts, allowed, tested, kinds, method)
 
 
-def _listed(
-    ctx: Context, facts: EngineFacts, allowed: ModelList, tested: str, kinds: str, method: str
-) -> CheckRow:
+def _listed(ctx: Context, facts: EngineFacts, allowed: ModelList, tested: str, kinds: str, method: str) -> CheckRow:
     entries = allowed.entries or ()
     words = ", ".join(entries)
     evidence = [e for e in (allowed.list_evidence, allowed.guard, allowed.where) if e is not None]
     word = allowed.matching(tested)
     which = "text config's" if allowed.reads_text_config else "outer"
     if word is not None:
-        found = f"{_called(facts)} allows EAGLE-3 for model types that contain one of {words}; {kinds}: {word!r} matches"
+        found = (
+            f"{_called(facts)} allows EAGLE-3 for model types that contain one of {words}; {kinds}: {word!r} matches"
+        )
         return _row(LIST, "pass", found, evidence)
     found = (
         f"{_called(facts)} allows EAGLE-3 only for model types that contain one of {words}; it tests the {which} "
@@ -126,12 +128,17 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
         who += f" through the Transformers backend, {resolved.entry.cls}"
     evidence = [*resolved.evidence, *support.evidence]
     if support.supports is None:
-        return _row(INTERFACE, "skip", f"{who}: {support.reason}", evidence, "report this engine's layout to draftsmith")
+        return _row(
+            INTERFACE, "skip", f"{who}: {support.reason}", evidence, "report this engine's layout to draftsmith"
+        )
     if support.supports:
         return _row(INTERFACE, "pass", f"{who}: {support.reason}", evidence)
     raised = facts.interface.raises
     says = "Model does not support EAGLE3 interface" if raised else "an AttributeError"
-    found = f"{who}: {support.reason} in {_called(facts)} ({facts.platform}). It would stop with {says!r} after loading the target's weights"
+    found = (
+        f"{who}: {support.reason} in {_called(facts)} ({facts.platform}). It would stop with {says!r} after loading the "
+        "target's weights"
+    )
     where = [e for e in (facts.interface.where,) if e is not None]
     return _row(INTERFACE, "fail", found, [*evidence, *raised, *where], _way_out(ctx))
 
