@@ -268,6 +268,14 @@ def test_deepseek_class_ids_are_written_as_sglang_reads_them(tmp_path):
         assert others.sglang_ids(source) == written
 
 
+def test_missing_output_bias_becomes_zeros(tmp_path):
+    """With attention_bias vLLM's o_proj has a bias too; a file of q/k/v biases alone would leave it uninitialised."""
+    others.write("vllm", drafter(attention_bias=True), tmp_path / "a")
+    vary(tmp_path / "a", tensors=lambda t: {k: v for k, v in t.items() if k != "midlayer.self_attn.o_proj.bias"})
+    read = foreign.read(tmp_path / "a")
+    assert not read.tensors["layers.0.self_attn.o_proj.bias"].any() and any("o_proj.bias" in n for n in read.notes)
+
+
 def test_output_folder_must_be_empty(tmp_path):
     others.write("vllm", drafter(), tmp_path / "a")
     (tmp_path / "b").mkdir()

@@ -61,7 +61,10 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
             f"{attn}o_proj.weight": (H, n * d),
         }
         if config.attention_bias:
-            shapes |= {f"{attn}q_proj.bias": (n * d,), f"{attn}k_proj.bias": (kv * d,), f"{attn}v_proj.bias": (kv * d,)}
+            # vLLM gives o_proj one too (models/llama.py: bias_o_proj = attention_bias).
+            shapes |= {
+                f"{attn}{p}_proj.bias": (rows,) for p, rows in (("q", n * d), ("k", kv * d), ("v", kv * d), ("o", H))
+            }
     else:
         shapes |= _mla_shapes(config, attn)
     shapes |= {

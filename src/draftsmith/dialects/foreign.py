@@ -68,6 +68,9 @@ def read(
     ids = aux_layers or _aux_ids(drafter, aux_meaning, target_layers, contract, notes)
     out = _config(drafter, tensors, ids, notes)
     tensors = _split_fused(out, tensors, notes)
+    if out.attention_bias and "layers.0.self_attn.o_proj.bias" not in tensors:
+        tensors["layers.0.self_attn.o_proj.bias"] = torch.zeros(out.hidden_size, dtype=tensors["fc.weight"].dtype)
+        notes.append("o_proj.bias was missing beside attention_bias: zeros (the engine would leave it uninitialised)")
     _mend_map(out, tensors, notes, str(folder))
     require_inventory(out, tensors, str(folder))
     require_map(out, tensors, str(folder))

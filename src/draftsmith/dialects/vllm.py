@@ -80,8 +80,6 @@ def config_json(config: DrafterConfig, dtype: str, extra: dict[str, Any] | None 
     if config.form == "mla":
         assert config.mla is not None
         out |= {k: v for k, v in config.mla.model_dump().items() if v is not None}
-        # Dense MLP, no experts: DeepSeek's class builds experts only where n_routed_experts is given.
-        out |= {"first_k_dense_replace": 1, "moe_layer_freq": 1}
     out |= rope_keys(config.rope)
     return out | {k: v for k, v in (extra or {}).items() if v is not None}
 
