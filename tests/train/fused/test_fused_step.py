@@ -1,5 +1,7 @@
 """The hand-written step against autograd in float64, for every switch of the drafter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fused_cases import assert_same, autograd, fused_of
@@ -83,13 +85,13 @@ def test_chunks_do_not_change_the_result(drafter, head, batch):
 
 def test_stored_top_k_teacher(drafter, batch):
     gen = torch.Generator().manual_seed(3)
-    ids = torch.stack([torch.randperm(40, generator=gen)[:9] for _ in range(batch.tokens)])
-    ids[:, 0] = torch.where((ids == batch.argmax[:, None]).any(1), ids[:, 0], batch.argmax.clamp_min(0))
-    values = torch.randn(ids.shape, generator=gen, dtype=torch.float64)
-    stored = join([batch]).__class__(**{**batch.__dict__, "final": None, "topk": (ids, values)})
+    ids = torch.stack([torch.randperm(24, generator=gen)[:9] for _ in range(batch.tokens)])
+    logits = torch.randn(ids.shape, generator=gen, dtype=torch.float64)
+    rest = torch.randn(batch.tokens, generator=gen, dtype=torch.float64)
+    stored = replace(batch, final=None, topk=(ids, logits, rest))
     step = fused_of(drafter, None)
     loss, stats = step.loss_and_grads(stored, step.plan(stored, 3, multiple=1), [1.0, 0.8, 0.64])
-    assert_same(step, loss, stats, autograd(drafter, None, stored, 3), tolerance=1e-6)
+    assert_same(step, loss, stats, autograd(drafter, None, stored, 3))
 
 
 def test_target_bias_scale_and_softcap(drafter, head, batch):
@@ -102,7 +104,7 @@ def test_target_bias_scale_and_softcap(drafter, head, batch):
 def test_only_rows_that_count_are_computed(drafter, head):
     batch = join([document(40, 30, 0), document(24, 23, 1)])
     plan = fused_of(drafter, head).plan(batch, 3, multiple=1)
-    assert plan.R < batch.tokens / 2
+    assert batch.tokens > 2 * plan.R
     assert len(plan.slot) == int(plan.counts.sum())
 
 

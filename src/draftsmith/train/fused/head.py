@@ -7,6 +7,7 @@ gradient is one product per chunk into one buffer. The teacher's logits over the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -63,18 +64,16 @@ class FullTeacher:
 
 
 def teacher_logits(
-    batch: StepBatch, plan: Plan, head: TargetHead | None, t2d_index: Tensor, out: Tensor, ops: ModuleType, arena: Arena
+    batch: StepBatch, plan: Plan, head: TargetHead | None, out: Tensor, ops: ModuleType, arena: Arena
 ) -> None:
-    """The target's logits over the draft vocab after the tokens plan.teachers → out [M, D]."""
+    """The target's logits over the draft vocab after the tokens plan.teachers → out [M, D], up to a constant per row.
+
+    Of a shortened teacher (top k), the mass of the other draft tokens is spread over them evenly (objective.teacher)."""
     if batch.topk is not None:
-        ids, logits = batch.topk[0][plan.teachers], batch.topk[1][plan.teachers]
-        at = t2d_index[ids].long()
-        out.fill_(float("-inf"))
-        # tokens outside the draft vocab go where another of the row's tokens, or its own maximum, does no harm
-        inside = torch.where(at >= 0, logits.to(out.dtype), float("-inf"))
-        out.scatter_reduce_(1, at.clamp_min(0), inside, "amax")
-        # filling rows hold nothing: make them uniform, not NaN
-        out.masked_fill_((inside == float("-inf")).all(1, keepdim=True), 0.0)
+        ids, logits, rest = (x[plan.teachers] for x in batch.topk)
+        others = rest.to(torch.promote_types(rest.dtype, torch.float32)) - math.log(max(out.shape[1] - ids.shape[1], 1))
+        out.copy_(others[:, None].expand_as(out))
+        out.scatter_(1, ids, logits.to(out.dtype))
         return
     if batch.final is None or head is None:
         raise ValueError("a batch without stored top-k logits needs final states and the target's head")

@@ -38,7 +38,10 @@ def _groups(c: DrafterConfig, train_embedding: bool) -> list[tuple[str, list[tup
         matrices.append(("embedding", [("embed_tokens.weight", (c.vocab_size, H))]))
     vectors: list[tuple[str, list[tuple[str, tuple[int, ...]]]]] = [
         ("norm", [("norm.weight", (H,))]),
-        *((n, [(f"layers.0.{n}.weight", (H,))]) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+        *(
+            (n, [(f"layers.0.{n}.weight", (H,))])
+            for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        ),
     ]
     if c.norms.norm_before_fc:
         vectors.append(("input_norm", [("input_norm.weight", (A * G,))]))

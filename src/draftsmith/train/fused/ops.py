@@ -8,9 +8,14 @@ from types import ModuleType
 import torch
 
 
+def use_triton(device: torch.device) -> bool:
+    """On a GPU; also on a CPU under Triton's interpreter, which is how the kernels are tested without a GPU."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def ops_for(device: torch.device) -> ModuleType:
-    """ops_triton for a GPU (or under Triton's interpreter, when tests ask for it), else ops_torch."""
-    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+    """ops_triton or ops_torch: the same functions."""
+    if use_triton(device):
         from draftsmith.train.fused import ops_triton
 
         return ops_triton

@@ -123,7 +123,15 @@ def merge(q: Tensor, kv: Tensor, out0: Tensor, lse: Tensor, out: Tensor, plan: P
 
 
 def merge_bwd(
-    q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lses: list[Tensor], dq0: Tensor, dq: Tensor, plan: Plan, s: int,
+    q: Tensor,
+    kv: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lses: list[Tensor],
+    dq0: Tensor,
+    dq: Tensor,
+    plan: Plan,
+    s: int,
     scale: float,
 ) -> None:
     """Backward of `merge` for the own keys, once dout of steps s…K-1 is known: dq of step s (dq0 [T, n, d] from the

@@ -85,7 +85,6 @@ class FusedStep:
         self.ops = ops_for(self.device)
         self.arena = Arena(self.device)
         self.draft_index = draft_index(t2d.cpu())
-        self._device_index = self.draft_index.to(self.device, torch.int32)
         self._rope = Rope(c.rope, self.d)
         self._tables: tuple[Tensor, Tensor] | None = None
         default = (512 if self.device.type == "cuda" else 16) << 20
@@ -168,7 +167,7 @@ class FusedStep:
             weight = weight * covered
             count = torch.zeros_like(plan.counts).index_add_(0, plan.step, covered)
         else:
-            teacher_logits(batch, plan, self.head, self._device_index, teacher, self.ops, arena)
+            teacher_logits(batch, plan, self.head, teacher, self.ops, arena)
         inputs = LossInputs(
             states=kept.y,
             normed=kept.fed if self.config.norms.norm_output else None,
