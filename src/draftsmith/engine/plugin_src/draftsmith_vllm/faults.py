@@ -11,14 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+DEEPSEEK = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "KimiK25ForConditionalGeneration",
+    "MistralLarge3ForCausalLM",
+)
+"""Architectures served by the classes of vllm/model_executor/models/deepseek_v2.py."""
+
 
 @dataclass(frozen=True)
 class Fault:
-    """platform: "cpu" or "any". seen: releases it was seen in, as text. file: below the folder that holds `vllm/`.
-    scope: dotted name of the function or class whose source is read ("" = the file). holds: texts that must all be
-    there, in the normal form of `ast.unparse`; the first one is the evidence. lacks: texts that must all be absent.
-    absent: True where the fault is that `scope` lacks a text (the evidence is then its first line).
-    mend: name of the plugin's mend or None. advice: what to do where there is no mend, or until it is in effect."""
+    """platform: "cpu" or "any". seen: releases it was seen or read in, as text. file: below the folder that holds
+    `vllm/`. scope: dotted name of the function or class whose source is read ("" = the file). holds: texts that must
+    all be there, in the normal form of `ast.unparse`; the first one is the evidence. lacks: texts that must all be
+    absent. mend: name of the plugin's mend, or None. advice: what to do until it is mended. architectures: targets
+    that it concerns, () = all. only_aux_at_end: it concerns drafters whose aux ids hold the target's layer count."""
 
     id: str
     platform: str
@@ -30,7 +40,8 @@ class Fault:
     lacks: tuple[str, ...]
     mend: str | None
     advice: str
-    source: str = ""
+    architectures: tuple[str, ...] = ()
+    only_aux_at_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="cpu-expand-lost",
         platform="cpu",
-        seen="0.32.0",
+        seen="0.20.0 to 0.31.0 read, 0.32.0 run",
         symptom="at temperature > 0 every speculative method writes meaningless text and accepts next to nothing: "
         "temperature, top_k and top_p of the draft positions are uninitialised memory",
         file="vllm/utils/cpu_triton_utils.py",
@@ -56,6 +67,45 @@ FAULTS: tuple[Fault, ...] = (
         lacks=("output.copy_(", "output[:", "output[0:"),
         mend="expand_kernel",
         advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or keep the temperature at 0",
+    ),
+    Fault(
+        id="cpu-no-speculation",
+        platform="cpu",
+        seen="0.9.1 to 0.19.1 read",
+        symptom="the CPU build stops with 'spec decode is not supported.' before the model is loaded",
+        file="vllm/v1/worker/cpu_model_runner.py",
+        scope="CPUModelRunner.__init__",
+        holds=("assert self.speculative_config is None",),
+        lacks=(),
+        mend=None,
+        advice="EAGLE-3 on the CPU needs vLLM 0.22 or later",
+    ),
+    Fault(
+        id="cpu-eagle3-not-set-up",
+        platform="cpu",
+        seen="0.20.0 to 0.21.0 read",
+        symptom="the CPU runner never asks the target for its aux states, so an EAGLE-3 drafter gets none",
+        file="vllm/v1/worker/cpu_model_runner.py",
+        scope="CPUModelRunner.load_model",
+        holds=("self.drafter.load_model(self.model)",),
+        lacks=("_setup_eagle3_aux_hidden_state_outputs",),
+        mend=None,
+        advice="EAGLE-3 on the CPU needs vLLM 0.22 or later",
+    ),
+    Fault(
+        id="deepseek-last-boundary",
+        platform="any",
+        seen="0.18.0 to 0.24.0 read",
+        symptom="aux layer id n (after the last layer) is never captured by this class: the drafter gets one state "
+        "too few and the first request fails",
+        file="vllm/model_executor/models/deepseek_v2.py",
+        scope="DeepseekV2Model.forward",
+        holds=("if idx in self.aux_hidden_state_layers",),
+        lacks=("_maybe_add_hidden_state", "if self.end_layer in self.aux_hidden_state_layers"),
+        mend=None,
+        advice="use aux layers below the layer count, or vLLM 0.25 or later",  # vllm#46788
+        architectures=DEEPSEEK,
+        only_aux_at_end=True,
     ),
 )
 
