@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
         import yaml
 
         from draftsmith.cli.run import finish
-        from draftsmith.engine.install import ensure_engine
+        from draftsmith.engine.ensure import ensure_engine
         from draftsmith.pipeline import run_all
         from draftsmith.recipe import parse_recipe
         from draftsmith.ui import ConsoleUi
