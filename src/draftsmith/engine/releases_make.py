@@ -54,7 +54,7 @@ def describe(facts: EngineFacts) -> dict[str, Any]:
 
 def transformers_pin(facts: EngineFacts) -> str:
     """The requirement on transformers in the distribution's metadata; "" where there is none."""
-    for name in facts.source.list(""):
+    for name in facts.source.names(""):
         if name.endswith(".dist-info") and facts.source.exists(f"{name}/METADATA"):
             for line in facts.source.read(f"{name}/METADATA").split("\n"):
                 if line.startswith("Requires-Dist: transformers") and line[27:28] in "<>=!~ (":

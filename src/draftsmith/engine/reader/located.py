@@ -22,8 +22,8 @@ _BELOW = ("python", "src", "Lib/site-packages")
 
 @dataclass(frozen=True)
 class Located:
-    """An installation. `path` is what the user is shown; `site` whether it lies in a site-packages folder, so that
-    what else is installed there can be asked for."""
+    """An installation. `path` is what the user is shown; `site` whether it lies among what it needs (torch is beside
+    it), so that what else is installed there can be asked for."""
 
     engine: str
     version: str | None
@@ -86,15 +86,11 @@ def _site_of_interpreter(python: Path) -> Path:
 
 def _within(source: Source, shown: str, engine: str | None) -> Located:
     wanted = (engine,) if engine else ENGINES
-    for place, site in _places(source):
-        for name in wanted:
-            if place.exists(_MARK[name]):
-                return _identify(name, place, shown, site)
-        moved = _editable(place)
-        if moved is not None:
+    for place in _places(source):
+        for found in (place, _editable(place)):
             for name in wanted:
-                if moved.exists(_MARK[name]):
-                    return _identify(name, moved, shown, False)
+                if found is not None and found.exists(_MARK[name]):
+                    return _identify(name, found, shown)
     raise UserError(
         f"no {' or '.join(wanted)} found in {shown}",
         "an engine's source is a folder vllm/ (or sglang/) with its files",
@@ -102,28 +98,27 @@ def _within(source: Source, shown: str, engine: str | None) -> Located:
     )
 
 
-def _places(source: Source) -> list[tuple[Source, bool]]:
-    """Folders of `source` where the package may lie, likeliest first; the flag says site-packages."""
-    places: list[tuple[Source, bool]] = [(source, bool(_dist_infos(source)))]
-    names = source.list("")
+def _places(source: Source) -> list[Source]:
+    """Folders of `source` where the package may lie, likeliest first."""
+    places: list[Source] = [source]
+    names = source.names("")
     if isinstance(source, FolderSource) and (source.root / "__init__.py").exists():
-        parent = source.root.resolve().parent
-        places.append((FolderSource(parent), bool(_dist_infos(FolderSource(parent)))))
+        places.append(FolderSource(source.root.resolve().parent))
     for lib in ("lib", "lib64", "local/lib"):
         if lib.split("/")[0] in names:
-            for python in source.list(lib):
+            for python in source.names(lib):
                 if python.startswith("python3"):
-                    places += [(Below(source, f"{lib}/{python}/{p}"), True) for p in ("site-packages", "dist-packages")]
-    places += [(Below(source, folder), folder.startswith("Lib")) for folder in _BELOW if source.exists(folder)]
+                    places += [Below(source, f"{lib}/{python}/{p}") for p in ("site-packages", "dist-packages")]
+    places += [Below(source, folder) for folder in _BELOW if source.exists(folder)]
     for name in names:
         # An unpacked archive has one folder inside; SGLang's checkout has its package in python/.
         if re.match(r"^(vllm|sglang)[-_]", name) and not name.endswith("-info"):
-            places += [(Below(source, name), False), (Below(source, f"{name}/python"), False)]
+            places += [Below(source, name), Below(source, f"{name}/python")]
     return places
 
 
 def _dist_infos(source: Source) -> list[str]:
-    return [name for name in source.list("") if _DIST.match(name)]
+    return [name for name in source.names("") if _DIST.match(name)]
 
 
 def _editable(place: Source) -> Source | None:
@@ -140,12 +135,13 @@ def _editable(place: Source) -> Source | None:
     return None
 
 
-def _identify(engine: str, source: Source, shown: str, site: bool) -> Located:
+def _identify(engine: str, source: Source, shown: str) -> Located:
     distribution, version = _metadata(engine, source)
     version = _version_file(engine, source) or version
     if distribution is None:
         distribution, from_project = _project(source)
         version = version or from_project
+    site = source.exists("torch")
     return Located(engine, version, _platform(engine, source, version, distribution), shown, source, site, distribution)
 
 
@@ -206,6 +202,6 @@ def _platform(engine: str, source: Source, version: str | None, distribution: st
     for one in ("cpu", "rocm", "xpu", "tpu"):
         if re.search(rf"\b{one}", words.replace("-", " ").replace("_", " ")):
             return one
-    if engine == "vllm" and any(name.startswith("_rocm_C") for name in source.list("vllm")):
+    if engine == "vllm" and any(name.startswith("_rocm_C") for name in source.names("vllm")):
         return "rocm"
     return "cuda"

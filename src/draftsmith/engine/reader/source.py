@@ -33,7 +33,7 @@ class Source(Protocol):
         """Whether a file or a folder of this name is there."""
         ...
 
-    def list(self, rel: str) -> list[str]:
+    def names(self, rel: str) -> list[str]:
         """Names of the files and folders directly in `rel` ("" is the root), sorted; empty where there is no such folder."""
         ...
 
@@ -78,7 +78,7 @@ class FolderSource:
     def exists(self, rel: str) -> bool:
         return (self.root / rel).exists()
 
-    def list(self, rel: str) -> list[str]:
+    def names(self, rel: str) -> list[str]:
         folder = self.root / rel
         return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
 
@@ -131,7 +131,7 @@ class ZipSource:
         parent, _, last = rel.rstrip("/").rpartition("/")
         return last in self._folders.get(parent, ())
 
-    def list(self, rel: str) -> list[str]:
+    def names(self, rel: str) -> list[str]:
         return sorted(self._folders.get(rel.rstrip("/"), ()))
 
     def path(self, rel: str) -> Path | None:
@@ -157,8 +157,8 @@ class Below:
     def exists(self, rel: str) -> bool:
         return self.source.exists(f"{self.folder}/{rel}")
 
-    def list(self, rel: str) -> list[str]:
-        return self.source.list(f"{self.folder}/{rel}".rstrip("/"))
+    def names(self, rel: str) -> list[str]:
+        return self.source.names(f"{self.folder}/{rel}".rstrip("/"))
 
     def path(self, rel: str) -> Path | None:
         return self.source.path(f"{self.folder}/{rel}")
