@@ -1,0 +1,164 @@
+"""The mend of the lost expansion, on a made-up module with the same fault, and the table that proves faults."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import fake_engine
+import pytest
+import torch
+
+from draftsmith.engine.plugin_src import draftsmith_vllm as plugin
+from draftsmith.engine.plugin_src.draftsmith_vllm.faults import FAULTS, find_in, find_in_site
+from draftsmith.engine.plugin_src.draftsmith_vllm.mends import MENDED, MENDS, replace_code
+
+MODULE = "vllm.utils.cpu_triton_utils"
+FAULT = next(f for f in FAULTS if f.id == "cpu-expand-lost")
+
+
+def by_hand(values: torch.Tensor, ends: list[int], replace_from: float, replace_to: float) -> list[float]:
+    out: list[float] = []
+    for value, start, end in zip(values.tolist(), [0, *ends], ends, strict=False):
+        out += [replace_to if value == replace_from else value] * (end - start)
+    return out
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_what_was_lost_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported_first: bool) -> None:
+    monkeypatch.setenv(plugin.FEATURES_VARIABLE, "mends")
+    with fake_engine.importable(fake_engine.write_engine(tmp_path)):
+        values = torch.tensor([0.8, 0.0, 1.3])
+        ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+        if imported_first:
+            module = import_module(MODULE)
+            untouched = torch.full((6,), -7.0)
+            module._expand_kernel_impl(untouched, values, ends, 0, 1)
+            assert untouched.tolist() == [-7.0] * 6, "the made-up engine does not have the fault"
+        plugin.register()
+        plugin.register()
+        module = import_module(MODULE)
+        output = torch.full((6,), -7.0)
+        # The dispatcher holds the function object itself, so it must be that object that is mended.
+        module.held_elsewhere["expand"](
+            output=output, input_val=values, cu_num_tokens=ends, replace_from=0, replace_to=1, MAX_NUM_TOKENS=4
+        )
+        assert output.tolist() == pytest.approx([0.8, 0.8, 1.0, 1.3, 1.3, 1.3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16])
+def test_it_equals_the_kernel_in_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    with fake_engine.importable(fake_engine.write_engine(tmp_path)):
+        module = import_module(MODULE)
+        replace_code(module, "_expand_kernel_impl", MENDS["expand_kernel"])
+        for rows in (1, 2, 17):
+            counts = torch.randint(0, 5, (rows,))
+            ends = counts.cumsum(0).to(torch.int32)
+            values = torch.randint(0, 4, (rows,)).to(dtype)
+            total = int(ends[-1])
+            # Rows beyond the last request are padding of a larger buffer and stay as they were.
+            output = torch.full((total + 3,), 9).to(dtype)
+            module._expand_kernel_impl(output, values, ends, 0, 1)
+            assert output.tolist() == by_hand(values, ends.tolist(), 0, 1) + [9] * 3
+
+
+def test_a_function_without_the_fault_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugin.FEATURES_VARIABLE, "mends")
+    site = fake_engine.write_engine(tmp_path)
+    file = site / "vllm/utils/cpu_triton_utils.py"
+    fixed = file.read_text().replace(
+        "    kernel(_ensure_int64(output),", "    output.copy_(output)\n    kernel(_ensure_int64(output),"
+    )
+    file.write_text(fixed)
+    with fake_engine.importable(site):
+        module = import_module(MODULE)
+        code = module._expand_kernel_impl.__code__
+        plugin.register()
+        assert module._expand_kernel_impl.__code__ is code
+        assert not hasattr(module._expand_kernel_impl, MENDED)
+
+
+@pytest.mark.parametrize(("version", "features"), [("0.34.1", None), ("dev", None), ("0.19.0", "gate"), ("0.19.0", "")])
+def test_nothing_changes_on_an_unknown_release_or_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, features: str | None
+) -> None:
+    monkeypatch.delenv(plugin.FEATURES_VARIABLE, raising=False)
+    if features is not None:
+        monkeypatch.setenv(plugin.FEATURES_VARIABLE, features)
+    with fake_engine.importable(fake_engine.write_engine(tmp_path, version=version)):
+        module = import_module(MODULE)
+        plugin.register()
+        assert not hasattr(module._expand_kernel_impl, MENDED)
+
+
+def test_other_parameters_are_not_mended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = fake_engine.write_engine(tmp_path)
+    file = site / "vllm/utils/cpu_triton_utils.py"
+    file.write_text(file.read_text().replace("MAX_NUM_TOKENS=None", "OTHER=None"))
+    with fake_engine.importable(site):
+        module = import_module(MODULE)
+        with pytest.raises(ValueError, match="the mend does not"):
+            replace_code(module, "_expand_kernel_impl", MENDS["expand_kernel"])
+
+
+def test_every_fault_with_a_mend_names_one_that_exists() -> None:
+    assert {f.mend for f in FAULTS if f.mend} == set(MENDS)
+    assert len({f.id for f in FAULTS}) == len(FAULTS)
+
+
+def test_evidence_is_the_line_that_proves_it(tmp_path: Path) -> None:
+    found = find_in_site(fake_engine.write_engine(tmp_path))
+    assert [f.fault.id for f in found] == ["cpu-expand-lost"]
+    lines = (tmp_path / found[0].file).read_text().splitlines()
+    assert (
+        "_ensure_int64(output)" in lines[found[0].line - 1] == found[0].text
+        or found[0].text in lines[found[0].line - 1]
+    )
+
+
+@pytest.mark.parametrize("text", ["", "def _expand_kernel_impl(:", "def other(): pass", '"""_ensure_int64(output)"""'])
+def test_what_does_not_prove_it_is_no_fault(text: str) -> None:
+    assert find_in(FAULT, text) is None
+
+
+RUNNER = '''
+class CPUModelRunner(Base):
+    def __init__(self):
+        assert self.speculative_config is None, "not here"
+
+    def load_model(self):
+        """Calls _setup_eagle3_aux_hidden_state_outputs? It does not."""
+        self.drafter.load_model(self.model)
+'''
+LAYERS = """
+class DeepseekV2Model:
+    def forward(self):
+        for idx, layer in enumerate(self.layers):
+            if idx in self.aux_hidden_state_layers:
+                out.append(h + r)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "source", "mended"),
+    [
+        ("cpu-no-speculation", RUNNER, ("        assert self.speculative_config is None", "        assert True")),
+        (
+            "cpu-eagle3-not-set-up",
+            RUNNER,
+            ("self.drafter.load_model(self.model)", "self.drafter.load_model(self.model); self._setup_eagle3_aux_hidden_state_outputs()"),
+        ),
+        (
+            "deepseek-last-boundary",
+            LAYERS,
+            ("out.append(h + r)", "out.append(h + r)\n        if self.end_layer in self.aux_hidden_state_layers:\n            pass"),
+        ),
+    ],
+)  # fmt: skip
+def test_each_row_is_proved_and_disproved(fault: str, source: str, mended: tuple[str, str]) -> None:
+    row = next(f for f in FAULTS if f.id == fault)
+    found = find_in(row, source)
+    assert found is not None and row.holds[0] in found.text
+    assert mended[0] in source
+    assert find_in(row, source.replace(*mended)) is None
