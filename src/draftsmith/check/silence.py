@@ -1,0 +1,97 @@
+"""What the engine would swallow: registered names, switches that a release does not read, MLA types."""
+
+from __future__ import annotations
+
+from draftsmith.check import values as v
+from draftsmith.check.look import Finding, Look, fail, finding, ok
+from draftsmith.errors import nearest
+
+
+@finding("form.architecture")
+def architecture(look: Look) -> Finding:
+    d, release = look.drafter, look.release
+    if not release.registered:
+        return fail(f"{release.label} registers no EAGLE-3 drafter", "a release that has EAGLE-3 (vLLM 0.8.5 or later)")
+    if d.speculators:
+        kind = d.model_type_of(v.mapping(d.raw, "transformer_layer_config"))
+        if not d.declared:
+            return fail(
+                f"transformer_layer_config.model_type {kind!r}: {release.label} serves llama and qwen3 speculators only",
+                "convert to another dialect (draftsmith convert)",
+            )
+        name = release.speculators_name(d.raw) or d.architecture
+        if name in release.registered:
+            return ok(f"speculators {kind}: served as {name}")
+    name = d.architecture
+    if not release.is_vllm:
+        name = d.declared or ""
+    if name in release.registered:
+        note = "" if name == d.declared else f" (written {d.declared})"
+        return ok(f"{name}{note} is registered in {release.label}", release.registered_evidence(name))
+    if d.declared is None and not d.speculators:
+        return fail(
+            f"config.json names no architecture; {release.label} would look for {name}",
+            'write "architectures": ["LlamaForCausalLMEagle3"]',
+        )
+    close = [n for n in release.registered if n == release.layout_name(d)] or nearest(name, release.registered, 3)
+    return fail(
+        f"{name} is not registered in {release.label}",
+        f"if the tensors are those of {close[0]}, write that name" if close else "registered: "
+        + ", ".join(release.registered[:6]),
+    )
+
+
+@finding("form.mla_type")
+def mla_type(look: Look) -> Finding:
+    d, release = look.drafter, look.release
+    if d.form != "mla":
+        return ok("no MLA drafter")
+    found = release.mla_types
+    if found is None or not release.is_vllm:
+        return ok(f"{release.label} has no list of MLA drafter types")
+    types, evidence = found
+    if d.model_type in types:
+        return ok(f"model_type {d.model_type} is taken for MLA", evidence)
+    return fail(
+        f"model_type {d.model_type!r} is not among those that {release.label} takes for an MLA drafter "
+        f"({', '.join(sorted(types))}): its attention would be built with the wrong cache",
+        'write "model_type": "deepseek_v3"',
+        evidence,
+    )
+
+
+@finding("silence.switches")
+def switches(look: Look) -> Finding:
+    d, release = look.drafter, look.release
+    if not release.is_vllm:
+        on = [k for k, x in d.switches.items() if x and k == "norm_before_residual"]
+        if on:
+            return fail("SGLang's Llama drafter ignores norm_before_residual", "serve it in vLLM, or train without it")
+        return ok("no switch that SGLang ignores")
+    arch = d.architecture
+    nested = v.mapping(d.config, "eagle_config")
+    lost = []
+    for key, on in d.switches.items():
+        if not on:
+            continue
+        under: tuple[str, ...] = ("eagle_config",) if key in nested else ()
+        if not release.class_reads(arch, key, under):
+            lost.append(f"{'eagle_config.' if under else ''}{key} is not read by {arch}")
+        elif d.speculators and release.speculators.place is not None and not release.speculators.understands(key):
+            lost.append(f"{key} is not taken over from a speculators config")
+    if d.config.get("attention_bias") is True and d.form == "llama" and not release.class_reads(arch, "attention_bias"):
+        lost.append("attention_bias is not read: the biases are dropped")
+    hidden, g = d.size("hidden_size"), d.size("target_hidden_size")
+    if g and g != hidden and d.speculators and not release.speculators.understands("target_hidden_size"):
+        lost.append("target_hidden_size is not taken over from a speculators config")
+    if not d.use_aux and not release.class_reads(arch, "use_aux_hidden_state", ("eagle_config",)):
+        lost.append("eagle_config.use_aux_hidden_state false is not read")
+    if lost:
+        return fail(
+            f"{release.label}: " + "; ".join(lost) + ". Loads without a word, computes another graph",
+            "a later release (norm_before_fc 0.18, fc_norm and norm_output 0.22, from a speculators config 0.26), or "
+            "draftsmith convert to vllm",
+        )
+    on_now = [k for k, x in d.switches.items() if x]
+    evidence = [e for k in on_now for e in release.key_evidence(arch, k)]
+    return ok("every switch is read: " + (", ".join(on_now) or "all are off"), evidence)
