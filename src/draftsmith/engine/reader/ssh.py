@@ -6,7 +6,6 @@ Keys and agents as ssh uses them, ~/.ssh/config for aliases; no passwords. fsspe
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -14,6 +13,7 @@ from urllib.parse import unquote, urlparse
 from draftsmith.engine.reader.source import LARGEST, text_of, too_large
 from draftsmith.errors import UserError
 
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 TIMEOUT = 15.0
 """Seconds for connecting and for each answer."""
 
@@ -90,8 +90,8 @@ def _connect(host: str, port: int | None, user: str | None) -> Any:
         def _connect(self) -> None:
             client = paramiko.SSHClient()
             client.load_system_host_keys()
-            for file in filter(None, os.environ.get("DRAFTSMITH_KNOWN_HOSTS", "").split(os.pathsep)):
-                client.load_host_keys(file)
+            if Path(SYSTEM_KNOWN_HOSTS).exists():
+                client.load_system_host_keys(SYSTEM_KNOWN_HOSTS)
             client.set_missing_host_key_policy(paramiko.RejectPolicy())
             client.connect(self.host, **self.ssh_kwargs)
             self.client, self.ftp = client, client.open_sftp()
