@@ -7,6 +7,7 @@ last layer, before the final norm: bf16 [M, G]) or as the top k of the target's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,14 @@ class TopK:
     ids: Tensor
     logits: Tensor
     rest: Tensor
+
+    def cpu(self) -> TopK:
+        return TopK(self.ids.cpu(), self.logits.cpu(), self.rest.cpu())
+
+    @staticmethod
+    def cat(parts: Sequence[TopK]) -> TopK:
+        """Positions one after another."""
+        return TopK(*(torch.cat([getattr(p, f) for p in parts]) for f in ("ids", "logits", "rest")))
 
     def log_total(self) -> Tensor:
         """float32 [M]: log-sum-exp over the whole draft vocab."""

@@ -1,0 +1,109 @@
+"""The self-check as the stage runs it: which rows, which reference, both comparisons."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftsmith.contract import Contract
+from draftsmith.extract.rows import Item
+from draftsmith.extract.self_check import (
+    AGREES_BF16,
+    Reference,
+    Report,
+    check_aux,
+    check_final,
+    load_references,
+    relative_l2,
+    require,
+)
+from draftsmith.extract.states import States
+from draftsmith.extract.transformers_backend import TransformersStates
+from draftsmith.stage import Run
+
+SHORT = 512
+"""Tokens of a row that are checked: enough positions, little time."""
+
+
+def choose_references(run: Run, model: TransformersStates) -> list[Reference]:
+    """Rows to check with what the target says there: the engine's prompt logprobs if capture left them; else the
+    tokens of answers given at temperature 0; else transformers' own most likely tokens (source says which)."""
+    from draftsmith.capture.rows import iter_rows
+
+    section = run.recipe.extract
+    count, length = section.self_check_rows, min(section.max_length, SHORT)
+
+    def short(r: Reference) -> Reference:
+        return Reference(r.row_id, r.token_ids[:length], r.boundary, r.top[:length], r.source)
+
+    kept = [r for r in load_references(run.stage_dir("capture")) if r.boundary < length]
+    if kept:
+        return [short(r) for r in kept[:count]]
+    rows = [r for r in islice(iter_rows(run.stage_dir("capture")), 64) if r.boundary < min(len(r.token_ids), length)]
+    greedy = [r for r in rows if r.temperature == 0][:count]
+    if greedy:
+        source = "the tokens of answers given at temperature 0"
+        return [
+            short(Reference(r.row_id, r.token_ids, r.boundary, [-1] * r.boundary + r.token_ids[r.boundary :], source))
+            for r in greedy
+        ]
+    source = "transformers' own logits (capture left no prompt logprobs of the engine)"
+    return [
+        Reference(r.row_id, ids, r.boundary, [-1, *model.own_tops(ids)[:-1]], source)
+        for r in rows[:count]
+        for ids in [r.token_ids[:length]]
+    ]
+
+
+def run_self_check(run: Run, backend: Any, contract: Contract) -> Report:
+    """Compute a few rows as the long work will and compare; UserError (exit 1) if anything is off."""
+    section = run.recipe.extract
+    if not section.self_check_rows:
+        run.ui.warn("extract.self_check_rows is 0: layers, norm and alignment of the states are not verified")
+        return Report()
+    references = choose_references(run, backend.model)
+    batch = [Item(r.row_id, np.asarray(r.token_ids, dtype=np.int32), r.boundary) for r in references]
+    model = backend.model
+    report = compare(backend.compute_full(batch), references, model, contract, section.self_check_min)
+    require(report, section.self_check_min)
+    run.ui.note(
+        f"self-check: the final state gives the most likely token at {report.agreement:.1%} of {report.positions} positions "
+        f"(against {report.source}); aux streams within {max(report.aux.values(), default=0.0):.1e}"
+    )
+    return report
+
+
+def compare(
+    made: list[States], references: list[Reference], model: TransformersStates, contract: Contract, minimum: float
+) -> Report:
+    """Both comparisons for states made by any backend, against `model` (transformers) and the references."""
+    report = Report(source=references[0].source if references else "none")
+    ids, n = contract.aux_layer_ids or [], model.num_layers
+    off: dict[int, str] = {}
+    full = [model.all_streams(r.token_ids) for r in references]
+    for states, streams in zip(made, full, strict=True):
+        errors, problems = check_aux(states.aux, ids, streams, AGREES_BF16)
+        report.aux = {k: max(v, report.aux.get(k, 0.0)) for k, v in errors.items()}
+        off = problems | off  # the first row's words
+    report.problems += [off[k] for k in sorted(off)]
+    finals = [(s.final, s.final_start) for s in made if s.final is not None]
+
+    def identify() -> str | None:
+        got = torch.cat([f for f, _ in finals])
+        for k in range(n):
+            want = torch.cat([x[k, at : at + len(f)] for x, (f, at) in zip(full, finals, strict=True)])
+            if relative_l2(got, want) <= AGREES_BF16:
+                return f"the stream entering layer {k}, not the one after layer {n - 1}"
+        return None
+
+    if len(finals) == len(references) and references:
+        rate, report.positions, wrong = check_final(finals, references, model.tops, minimum, identify)
+        report.agreement = round(rate, 4)
+        if wrong:
+            report.problems.append(
+                f"the final state gives the most likely token at {rate:.1%} of positions only: {wrong}"
+            )
+    return report

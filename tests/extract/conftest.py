@@ -1,0 +1,52 @@
+"""Tiny random targets, made once per session."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def build(folder: Path, kind: str = "llama") -> Path:
+    """A random model of 6 layers, hidden 32, vocab 96. `kind`: llama, qwen3, gemma3 (a norm of 1 + weight)."""
+    import transformers as tf
+
+    common = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    cfg, cls = {
+        "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
+        "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
+        "gemma3": (tf.Gemma3TextConfig, tf.Gemma3ForCausalLM),
+    }[kind]
+    torch.manual_seed(0)
+    model = cls(cfg(**common, tie_word_embeddings=False))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(0, 0.3)
+            else:
+                p.uniform_(0.5, 2.0)  # norms that a second application would show
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def build_target() -> Callable[..., Path]:
+    """build(folder, kind) → folder."""
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("tiny-llama"))
