@@ -27,6 +27,15 @@ class Spec:
 
 _TABLE: tuple[tuple[str, str, str, str], ...] = (
     # id, what fault it finds, needs, source
+    ("gate.list", "a target whose model type is not on the engine's list (vLLM 0.8.5 to 0.21)", "target engine",
+     "vllm#31254; vllm#42536"),
+    ("gate.interface", "a target class without the EAGLE-3 interface: refused after the weights are loaded",
+     "target engine", "vllm#25134; vllm#33329; EAGLE#290"),
+    ("gate.releases", "(--before-training) a target that no known release takes", "target", "table of releases"),
+    ("form.choice", "(--before-training) which drafter form the engine can serve", "target", "vllm registry"),
+    ("pair.mappable", "(--before-training) a config without the sizes a drafter needs", "target", ""),
+    ("runner.default_ids", "(--before-training) a target too shallow for three default aux layers", "target",
+     "interfaces.py: (2, n//2, n-3)"),
     ("form.files", "weights missing, cut, overlapping, outside the folder, or only pickled", "", "speculators#184"),
     ("form.config", "a key of the wrong type, or a null or absent key for which the library has another default", "",
      "ModelOpt#1417; transformers StrictDataclassFieldValidationError"),
@@ -105,6 +114,8 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("silence.bias", "bias tensors that the loader drops", "headers", "models/utils.py: ignore_unexpected_suffixes"),
     ("silence.embedding", "an embedding of its own that is not the target's", "target headers deep",
      "TorchSpec#39; vllm#28549"),
+    ("engine.faults", "a known fault of this very release, proved by its source", "engine", "table of engine faults"),
+    ("engine.dry_run", "(--dry-run) a config that the engine itself refuses", "engine", "EngineArgs.create_engine_config"),
     ("silence.input_norm", "input_norm tensors that are dropped without the switch", "headers",
      "llama_eagle3.py: load_weights"),
 )  # fmt: skip

@@ -27,7 +27,9 @@ def _contract(look: Look) -> Contract:
 def _differing(pairs: dict[str, tuple[Any, Any]]) -> list[str]:
     """Names with both values, of those that differ; None = not decided."""
     return [
-        f"{name}: {a!r} trained, {b!r} now" for name, (a, b) in pairs.items() if a is not None and b is not None and a != b
+        f"{name}: {a!r} trained, {b!r} now"
+        for name, (a, b) in pairs.items()
+        if a is not None and b is not None and a != b
     ]
 
 
@@ -98,7 +100,9 @@ def norms(look: Look) -> Finding:
         return skip("the contract does not say")
     now = look.drafter.switches
     default_residual = look.drafter.speculators and "norm_before_residual" not in look.drafter.config
-    pairs = {k: (getattr(was, k), on) for k, on in now.items() if not (k == "norm_before_residual" and default_residual)}
+    pairs = {
+        k: (getattr(was, k), on) for k, on in now.items() if not (k == "norm_before_residual" and default_residual)
+    }
     if wrong := _differing(pairs):
         return fail("; ".join(wrong) + ": loads without a word, accepts less", "write the switches as trained")
     return ok("the switches that were trained")

@@ -53,7 +53,9 @@ def _architecture(c: Config) -> str:
 TABLE: tuple[tuple[Callable[[Config, Names], bool], Dialect], ...] = (
     (
         lambda c, n: _speculators_type(c) == "eagle3",
-        Dialect("speculators", "speculators EAGLE-3", "transformer_layer_config; ids at top level", ids_mean="entering"),
+        Dialect(
+            "speculators", "speculators EAGLE-3", "transformer_layer_config; ids at top level", ids_mean="entering"
+        ),
     ),
     (
         lambda c, n: _speculators_type(c) == "peagle",

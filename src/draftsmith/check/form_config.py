@@ -223,7 +223,7 @@ def quantisation(look: Look) -> Finding:
 def parallel(look: Look) -> Finding:
     d = look.drafter
     token = next((k for k in ("pard_token", "ptd_token_id", "mask_token_id") if d.raw.get(k) is not None), None)
-    declared = d.dialect.name == "p-eagle" or "eagle" in d.architecture.lower() and d.architecture.startswith("P")
+    declared = d.dialect.name == "p-eagle" or ("eagle" in d.architecture.lower() and d.architecture.startswith("P"))
     if d.has("mask_hidden") and token is None:
         return fail(
             "mask_hidden is there, but no mask token (pard_token, ptd_token_id, mask_token_id)",
@@ -232,5 +232,5 @@ def parallel(look: Look) -> Finding:
     if declared and not d.has("mask_hidden"):
         return fail("a parallel-drafting config, but no mask_hidden tensor", "export the drafter with mask_hidden")
     if declared and d.has("mask_hidden"):
-        return ok(f"parallel drafting with {token}; pass \"parallel_drafting\": true")
+        return ok(f'parallel drafting with {token}; pass "parallel_drafting": true')
     return ok("one token per draft step")

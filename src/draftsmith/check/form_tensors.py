@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from draftsmith.check import values as v
 from draftsmith.check.drafter import OWN_TENSORS
 from draftsmith.check.look import Finding, Look, fail, finding, ok, skip, warn
 from draftsmith.errors import nearest
@@ -171,7 +170,8 @@ def lm_head(look: Look) -> Finding:
         tied = " (those are the embedding's: a tied save overwrote it)" if shape == (full, hidden) else ""
         return fail(
             f"lm_head.weight is {list(shape)}, but draft_vocab_size x hidden_size is [{rows}, {hidden}]{tied}",
-            f"write draft_vocab_size: {shape[0]}" if len(shape) == 2 and shape[1] == hidden and not tied
+            f"write draft_vocab_size: {shape[0]}"
+            if len(shape) == 2 and shape[1] == hidden and not tied
             else "export the head that was trained, with tie_word_embeddings: false",
         )
     return ok(f"lm_head.weight [{rows:,}, {hidden:,}]")
@@ -192,7 +192,9 @@ def dtypes(look: Look) -> Finding:
     declared = d.raw.get("torch_dtype") or d.raw.get("dtype")
     name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     if len(kinds) > 1:
-        return warn(f"mixed types: {', '.join(kinds)}", "save all weights in one type; the engine casts to the target's")
+        return warn(
+            f"mixed types: {', '.join(kinds)}", "save all weights in one type; the engine casts to the target's"
+        )
     if kinds == ["F32"] and isinstance(declared, str) and declared not in ("float32", name["F32"]):
         return warn(
             f"weights are F32, but the config says {declared}: twice the bytes, and cast at load",
@@ -250,7 +252,8 @@ def bias(look: Look) -> Finding:
     attention = all(".self_attn." in n for n in extra) and any(n.endswith("q_proj.bias") for n in extra)
     return fail(
         f"{', '.join(extra[:3])}{' …' if len(extra) > 3 else ''}: the loader ignores biases that the graph has not",
-        "write attention_bias: true" if attention and d.config.get("attention_bias") is not True
+        "write attention_bias: true"
+        if attention and d.config.get("attention_bias") is not True
         else "the class has no such bias: train without it",
     )
 

@@ -60,7 +60,7 @@ class Weights:
         return sum(t.end - t.start for t in self.tensors.values())
 
 
-class _BadHeader(ValueError):
+class _HeaderError(ValueError):
     pass
 
 
@@ -68,7 +68,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         twice = next(k for k, n in Counter(k for k, _ in pairs).items() if n > 1)
-        raise _BadHeader(f"names {twice!r} twice")
+        raise _HeaderError(f"names {twice!r} twice")
     return out
 
 
@@ -78,22 +78,24 @@ def _is_size(value: Any) -> bool:
 
 def _tensor(name: str, entry: Any, path: Path, base: int, size: int) -> TensorHeader:
     if not isinstance(entry, dict):
-        raise _BadHeader(f"{name!r} is {type(entry).__name__}, not an object")
+        raise _HeaderError(f"{name!r} is {type(entry).__name__}, not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _BadHeader(f"{name!r} has the unknown dtype {str(dtype)[:40]!r}")
+        raise _HeaderError(f"{name!r} has the unknown dtype {str(dtype)[:40]!r}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(d) for d in shape):
-        raise _BadHeader(f"{name!r} has no shape of at most {MAX_RANK} sizes")
+        raise _HeaderError(f"{name!r} has no shape of at most {MAX_RANK} sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(o) for o in offsets):
-        raise _BadHeader(f"{name!r} has no pair of data offsets")
+        raise _HeaderError(f"{name!r} has no pair of data offsets")
     begin, end = offsets
     count = 1
     for d in shape:
         count *= d
     if begin > end or base + end > size:
-        raise _BadHeader(f"{name!r} ends at byte {base + end:,} of a file of {size:,}: the file is cut or still loading")
+        raise _HeaderError(
+            f"{name!r} ends at byte {base + end:,} of a file of {size:,}: the file is cut or still loading"
+        )
     if (count * BITS[dtype] + 7) // 8 != end - begin:
-        raise _BadHeader(f"{name!r} is {dtype} {shape} in {end - begin:,} bytes")
+        raise _HeaderError(f"{name!r} is {dtype} {shape} in {end - begin:,} bytes")
     return TensorHeader(name, dtype, tuple(shape), path, base + begin, base + end)
 
 
@@ -102,27 +104,27 @@ def _parse(path: Path) -> dict[str, TensorHeader]:
     with path.open("rb") as f:
         prefix = f.read(8)
         if len(prefix) < 8:
-            raise _BadHeader(f"holds {size} bytes, too few for a header")
+            raise _HeaderError(f"holds {size} bytes, too few for a header")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER or 8 + length > size:
-            raise _BadHeader(f"declares a header of {length:,} bytes in a file of {size:,}")
+            raise _HeaderError(f"declares a header of {length:,} bytes in a file of {size:,}")
         raw = f.read(length)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_pairs)
-    except _BadHeader:
+    except _HeaderError:
         raise
     except (ValueError, RecursionError) as e:
         first = raw[:40]
         if first.startswith(b"version https://git-lfs") or prefix == b"version ":
-            raise _BadHeader("is a git-lfs pointer, not the weights") from None
-        raise _BadHeader(f"has a header that is not JSON ({type(e).__name__})") from None
+            raise _HeaderError("is a git-lfs pointer, not the weights") from None
+        raise _HeaderError(f"has a header that is not JSON ({type(e).__name__})") from None
     if not isinstance(header, dict):
-        raise _BadHeader(f"has a header that is {type(header).__name__}, not an object")
+        raise _HeaderError(f"has a header that is {type(header).__name__}, not an object")
     tensors = {n: _tensor(n, e, path, 8 + length, size) for n, e in header.items() if n != "__metadata__"}
     last, owner = 8 + length, ""
     for t in sorted(tensors.values(), key=lambda t: (t.start, t.end)):
         if t.start < last:
-            raise _BadHeader(f"{t.name!r} overlaps {owner!r}")
+            raise _HeaderError(f"{t.name!r} overlaps {owner!r}")
         last, owner = max(last, t.end), t.name
     return tensors
 
@@ -136,9 +138,9 @@ def _read_one(path: Path, problems: list[str]) -> dict[str, TensorHeader]:
     """Tensors of one file; {} and a sentence in `problems` where it is unsound."""
     try:
         if _lfs_pointer(path):
-            raise _BadHeader("is a git-lfs pointer, not the weights")
+            raise _HeaderError("is a git-lfs pointer, not the weights")
         return _parse(path)
-    except _BadHeader as e:
+    except _HeaderError as e:
         problems.append(f"{path.name} {e}")
     except OSError as e:
         problems.append(f"{path.name} cannot be read: {e.strerror or e}")

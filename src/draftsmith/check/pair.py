@@ -88,7 +88,9 @@ def positions(look: Look) -> Finding:
         )
     tail = f"nothing past {trained or mine:,} was trained"
     return warn(
-        f"{said}: " + ("the engine raises it silently; " if look.engine_known else "releases before 0.28 crash; ") + tail,
+        f"{said}: "
+        + ("the engine raises it silently; " if look.engine_known else "releases before 0.28 crash; ")
+        + tail,
         f"--max-model-len {mine}, or train longer; expect acceptance to fall past the trained length",
     )
 

@@ -25,11 +25,17 @@ def tensor_parallel(look: Look) -> Finding:
                 "another --tensor-parallel" + (', or "draft_tensor_parallel_size": 1' if name == "drafter" else ""),
             )
         if max(kv, tp) % min(kv, tp):
-            return fail(f"the {name}'s {kv} key/value heads and {tp} devices do not divide", "another --tensor-parallel")
+            return fail(
+                f"the {name}'s {kv} key/value heads and {tp} devices do not divide", "another --tensor-parallel"
+            )
     rows = d.draft_vocab or 0
     if rows and rows % tp:
-        return warn(f"{rows:,} draft tokens over {tp} devices leave padding rows", "a draft vocabulary of a multiple of 64")
-    return ok(f"{d.heads[0] if d.heads else '?'} drafter heads and {t.heads[0] if t.heads else '?'} target heads over {tp}")
+        return warn(
+            f"{rows:,} draft tokens over {tp} devices leave padding rows", "a draft vocabulary of a multiple of 64"
+        )
+    return ok(
+        f"{d.heads[0] if d.heads else '?'} drafter heads and {t.heads[0] if t.heads else '?'} target heads over {tp}"
+    )
 
 
 @finding("pair.pipeline_parallel")

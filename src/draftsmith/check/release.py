@@ -22,6 +22,7 @@ from draftsmith.engine.reader.functions import find_function
 
 if TYPE_CHECKING:
     from draftsmith.engine.reader import EngineFacts
+    from draftsmith.engine.reader.runner import Choice
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATIVE = "vllm.config.speculative"
@@ -105,8 +106,10 @@ class Release:
         """Which model runner serves the target, why, and where that is written."""
         from draftsmith.engine.reader.runner import choose_runner
 
-        chosen = choose_runner(self.facts, t.raw, options, parallel_drafting=d.dialect.name == "p-eagle")
-        return chosen.runner, chosen.why, chosen.evidence
+        cache: dict[str, Choice] = self.__dict__.setdefault("_choice", {})
+        if not cache:
+            cache[""] = choose_runner(self.facts, t.raw, options, parallel_drafting=d.dialect.name == "p-eagle")
+        return cache[""].runner, cache[""].why, cache[""].evidence
 
     def default_ids(self, t: Target) -> tuple[tuple[int, ...] | None, list[Evidence]]:
         if t.layers is None:
@@ -131,8 +134,8 @@ class Release:
             if ids and found:
                 made = tuple(sorted({i + add for i in ids}))
                 return Used(made, runner.upper(), where, f"from {where}", [found.where])
-        ids, evidence = self.default_ids(t)
-        shown = None if ids is None else tuple(sorted(set(ids)))
+        default, evidence = self.default_ids(t)
+        shown = None if default is None else tuple(sorted(set(default)))
         written = d.nested_ids or d.top_ids
         why = "the engine's default for this target" + (f"; the written {written} are ignored" if written else "")
         return Used(shown, runner.upper(), "default", why, [*([reads.place] if reads.place else []), *evidence])
@@ -187,7 +190,7 @@ class Release:
     @cached_property
     def transformers(self) -> tuple[int, ...]:
         """Release of the transformers beside the engine; () where it is not installed there."""
-        for name in self.facts.source.list(""):
+        for name in self.facts.source.names(""):
             if name.startswith("transformers-") and name.endswith(".dist-info"):
                 return v.release(name.removeprefix("transformers-").removesuffix(".dist-info"))
         return ()
@@ -203,7 +206,11 @@ class Release:
             module = getattr(one, "module", None)
             if module is None:
                 continue
-            for needle, answer in (("idx + 1", True), ("layer_idx + 1", True), ("in self.aux_hidden_state_layers", False)):
+            for needle, answer in (
+                ("idx + 1", True),
+                ("layer_idx + 1", True),
+                ("in self.aux_hidden_state_layers", False),
+            ):
                 if "aux_hidden_state" in module.text and (line := module.line_of(needle)):
                     return answer, [module.evidence_at(line)]
         return None, []

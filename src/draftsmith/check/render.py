@@ -8,6 +8,8 @@ from rich.text import Text
 from draftsmith.check.types import CheckRow, Verdict
 
 MARK = {"pass": ("pass", "green"), "warn": ("WARN", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
+QUIET = ("needs --", "no contract.json")
+"""Skips that only say what the user left out: counted, not shown."""
 SAY = {"yes": ("YES", "bold green"), "no": ("NO", "bold red"), "unknown": ("CANNOT TELL", "bold yellow")}
 
 
@@ -31,7 +33,7 @@ def show(console: Console, verdict: Verdict, title: str, everything: bool = Fals
     console.print(f"{title}; {name}", markup=False, highlight=False, soft_wrap=True)
     rows = verdict.checks
     wide = max((len(r.id) for r in rows), default=0)
-    quiet = [] if everything else [r for r in rows if r.status == "skip" and (r.found.startswith("needs --"))]
+    quiet = [] if everything else [r for r in rows if r.status == "skip" and r.found.startswith(QUIET)]
     for row in rows:
         if row not in quiet:
             _row(console, row, wide, everything)
@@ -43,6 +45,8 @@ def show(console: Console, verdict: Verdict, title: str, everything: bool = Fals
         note = f"; not made: {', '.join(sorted({r.found.removeprefix('needs ') for r in quiet}))}"
     console.print(Text.assemble((word, style), f"  {summary}{note}"), soft_wrap=True)
     if verdict.verdict == "unknown":
-        why = [f"{r.id}: {r.found}" for r in rows if r.status == "skip" and (r.group == "gate" or r.id.startswith("form."))]
+        why = [
+            f"{r.id}: {r.found}" for r in rows if r.status == "skip" and (r.group == "gate" or r.id.startswith("form."))
+        ]
         for text in [w for w in why if "needs --" not in w][:4]:
             console.print(f"  because {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,9 +1,9 @@
 """One reader for the four ways in which configs write rotary embeddings.
 
-    rope_theta + rope_scaling {"type" | "rope_type", …}      transformers 4
-    rope_parameters {"rope_theta", "rope_type", …}           transformers 5
-    rope_parameters {"full_attention": {…}, …}               one per layer type (Gemma 3, gpt-oss style hybrids)
-    nothing                                                  theta 10,000
+rope_theta + rope_scaling {"type" | "rope_type", …}      transformers 4
+rope_parameters {"rope_theta", "rope_type", …}           transformers 5
+rope_parameters {"full_attention": {…}, …}               one per layer type (Gemma 3, gpt-oss style hybrids)
+nothing                                                  theta 10,000
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`check` as a function: target, drafter and engine in, a verdict out.
 
-    verdict = check_pair("models/target", "models/drafter-eagle3", engine="/opt/vllm")
-    verdict.verdict, verdict.exit_code, verdict.to_json()
+verdict = check_pair("models/target", "models/drafter-eagle3", engine="/opt/vllm")
+verdict.verdict, verdict.exit_code, verdict.to_json()
 """
 
 from __future__ import annotations

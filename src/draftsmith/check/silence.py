@@ -36,8 +36,9 @@ def architecture(look: Look) -> Finding:
     close = [n for n in release.registered if n == release.layout_name(d)] or nearest(name, release.registered, 3)
     return fail(
         f"{name} is not registered in {release.label}",
-        f"if the tensors are those of {close[0]}, write that name" if close else "registered: "
-        + ", ".join(release.registered[:6]),
+        f"if the tensors are those of {close[0]}, write that name"
+        if close
+        else "registered: " + ", ".join(release.registered[:6]),
     )
 
 
@@ -64,8 +65,7 @@ def mla_type(look: Look) -> Finding:
 def switches(look: Look) -> Finding:
     d, release = look.drafter, look.release
     if not release.is_vllm:
-        on = [k for k, x in d.switches.items() if x and k == "norm_before_residual"]
-        if on:
+        if d.switches["norm_before_residual"]:
             return fail("SGLang's Llama drafter ignores norm_before_residual", "serve it in vLLM, or train without it")
         return ok("no switch that SGLang ignores")
     arch = d.architecture

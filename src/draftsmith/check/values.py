@@ -96,7 +96,7 @@ def shown(value: Any, limit: int = 80) -> str:
 
 
 def release(version: str | None) -> tuple[int, ...]:
-    """"0.32.0+cpu" → (0, 32, 0); () where there is no version."""
+    """ "0.32.0+cpu" → (0, 32, 0); () where there is no version."""
     out: list[int] = []
     for part in (version or "").split("+")[0].split("."):
         digits = "".join(c for c in part if c.isdigit())

@@ -103,4 +103,6 @@ def show_catalog(as_json: bool) -> None:
         return
     for spec in CATALOG.values():
         needs = f" [needs {', '.join(spec.needs)}]" if spec.needs else ""
-        console.print(f"{spec.id:24} {spec.finds}{needs} ({spec.source})", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{spec.id:24} {spec.finds}{needs} ({spec.source})", markup=False, highlight=False, soft_wrap=True
+        )
