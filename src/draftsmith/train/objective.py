@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from draftsmith.drafter.model import Drafter, Steps, rms_norm
 from draftsmith.train.batch import StepBatch
@@ -107,6 +108,21 @@ def step_weights(decay: float, steps: int) -> list[float]:
     return [decay**s for s in range(steps)]
 
 
+def draft_step(
+    model: Drafter, batch: StepBatch, s: int, rows: Tensor, p: Tensor, state: Tensor, *kv: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Draft step s of all rows, and the cross-entropy of those that count.
+
+    rows int64 [N]; p [N, D] their teacher; state [T, H]; kv: keys of steps 0…s-1, then their values → (summed CE,
+    first choices int64 [N], next state, this step's keys and values)."""
+    seen = Steps(batch.spans, list(kv[:s]), list(kv[s:]))
+    embedding = model.embed(shift(batch.token_ids, s + 1, 0))
+    normed, after = model.step(state, embedding, batch.position + s, seen)
+    logits = model.lm_head(normed[rows])
+    ce = -(p * logits.to(p.dtype).log_softmax(-1)).sum()
+    return ce, logits.detach().argmax(-1), after, seen.keys[s], seen.values[s]
+
+
 def reference_loss(
     model: Drafter,
     batch: StepBatch,
@@ -114,10 +130,12 @@ def reference_loss(
     weights: Sequence[float],
     head: TargetHead | None,
     counts: Tensor | None = None,
+    recompute: bool = False,
 ) -> tuple[Tensor, StepStats]:
     """The loss (scalar, differentiable) and its figures.
 
-    weights: w_s, at least K of them. counts: n_s [K] of the whole optimizer step; None = of this batch."""
+    weights: w_s, at least K of them. counts: n_s [K] of the whole optimizer step; None = of this batch.
+    recompute: keep only the states between draft steps and compute the rest again in the backward pass."""
     mask = supervision(batch, model.t2d, K)
     own = mask.sum(1)
     divisor = (own if counts is None else counts).clamp_min(1)
@@ -137,15 +155,17 @@ def reference_loss(
     loss = state.new_zeros((), dtype=torch.promote_types(state.dtype, torch.float32))
     figures: list[tuple[Tensor, Tensor, Tensor]] = []
     for s in range(K):
-        embedding = model.embed(shift(batch.token_ids, s + 1, 0))
-        normed, state = model.step(state, embedding, batch.position + s, steps)
         rows = mask[s].nonzero()[:, 0]
         at = slot[rows + s + 1]
-        logits = model.lm_head(normed[rows])
-        log_q = logits.to(loss.dtype).log_softmax(-1)
-        ce = -(p[at] * log_q).sum()
+        fixed, seen = (model, batch, s, rows, p[at]), (state, *steps.keys, *steps.values)
+        if recompute:
+            ce, first, state, k, v = checkpoint(draft_step, *fixed, *seen, use_reentrant=False)  # type: ignore[misc]
+        else:
+            ce, first, state, k, v = draft_step(*fixed, *seen)
+        steps.keys.append(k)
+        steps.values.append(v)
         loss = loss + weights[s] * ce / divisor[s]
-        hits = model.draft_to_target(logits.detach().argmax(-1)) == batch.argmax[rows + s + 1]
+        hits = model.draft_to_target(first) == batch.argmax[rows + s + 1]
         figures.append((ce.detach(), hits.sum(), entropy[at].sum()))
     columns = [torch.stack(c) for c in zip(*figures, strict=True)]
     return loss, StepStats(count=own, ce=columns[0], top1=columns[1], entropy=columns[2])

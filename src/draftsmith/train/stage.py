@@ -1,0 +1,142 @@
+"""The train stage: states and draft vocab in, the best native checkpoint out (train/best)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.contract import Contract, DrafterSizes, require_agreement
+from draftsmith.errors import UserError
+from draftsmith.record import folder_hash
+from draftsmith.stage import Run, Stage
+
+if TYPE_CHECKING:
+    import torch
+
+    from draftsmith.drafter.config import DrafterConfig
+    from draftsmith.drafter.model import Drafter
+    from draftsmith.train.objective import TargetHead
+
+
+def _inputs(run: Run) -> dict[str, str]:
+    found = {"extract": run.output_hash("extract"), "vocab": run.output_hash("vocab")}
+    if run.recipe.train.from_:
+        found["from"] = folder_hash(Path(run.recipe.train.from_).expanduser())
+    return found
+
+
+def settle_contract(run: Run, draft_vocab_size: int, map_hash: str) -> Contract:
+    """The states' contract with the draft vocab; UserError where states and vocab are not of one run."""
+    states = Contract.load(run.stage_dir("extract"))
+    require_agreement(states, Contract.load(run.stage_dir("vocab")), "the states", "the draft vocab")
+    if states.final_state != "pre_norm":
+        raise UserError(
+            f"the states' final state is {states.final_state!r}",
+            "the teacher is made from the state before the final norm; norming it twice would teach other tokens",
+            "extract again",
+        )
+    return states.with_(draft_vocab_size=draft_vocab_size, vocab_map_hash=map_hash)
+
+
+def finish_contract(contract: Contract, config: DrafterConfig, trained_length: int, ttt_steps: int) -> Contract:
+    """The contract that goes with the checkpoint."""
+    sizes = DrafterSizes(
+        form=config.form,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+    )
+    return contract.with_(
+        norms=config.norms.model_dump(),
+        rope=config.rope,
+        sizes=sizes.model_dump(),
+        trained_length=trained_length,
+        ttt_steps=ttt_steps,
+    )
+
+
+def pick_device(section: Any) -> tuple[torch.device, torch.dtype]:
+    """A GPU where there is one; bfloat16 there, float32 on a CPU, unless the recipe says otherwise."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = section.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    return device, getattr(torch, name)
+
+
+def _start(run: Run, config: DrafterConfig, target: Path, vocab: Any, rms: Any) -> tuple[Drafter, TargetHead]:
+    """The drafter with its first weights (float32, on the CPU) and the teacher's head."""
+    import torch
+
+    from draftsmith.drafter.model import Drafter
+    from draftsmith.target.weights import read_embedding
+    from draftsmith.train.init import first_weights, target_head
+
+    section = run.recipe.train
+    head = target_head(target, vocab.draft_to_target().tolist())
+    embedding = read_embedding(target)
+    model = Drafter(config)
+    model.set_vocab(torch.as_tensor(vocab.d2t), torch.as_tensor(vocab.t2d))
+    if not config.own_embedding:
+        model.attach_embedding(embedding.float())
+    taken = first_weights(model, target, head, section.init, section.seed, embedding)
+    if taken:
+        run.ui.note(f"from the target: {', '.join(taken)}")
+    return model, head
+
+
+def _work(run: Run, folder: Path) -> dict[str, Any]:
+    from draftsmith.capture.rows import iter_rows
+    from draftsmith.extract.source import open_states
+    from draftsmith.target.config import load_config
+    from draftsmith.target.resolve import resolve_target
+    from draftsmith.train.data import channel_rms, require_answers, split_rows
+    from draftsmith.train.init import drafter_config
+    from draftsmith.train.loop import Training
+    from draftsmith.train.steps import build
+    from draftsmith.vocab.map import VocabMap
+
+    section, ui = run.recipe.train, run.ui
+    vocab = VocabMap.load(run.stage_dir("vocab"))
+    contract = settle_contract(run, len(vocab.d2t), vocab.hash())
+    source = open_states(run)
+    prompts = {r.row_id: r.prompt_id for r in iter_rows(run.stage_dir("capture"))}
+    split = split_rows(source.index, section.held_out_rows, lambda row_id: prompts.get(row_id, row_id))
+    require_answers(split.train)
+    ui.note(f"{len(split.train)} rows to train on, {len(split.held_out)} held out")
+    target = resolve_target(run.recipe.target)
+    config = drafter_config(run.recipe.drafter, load_config(target), contract)
+    scaled = not (config.norms.norm_before_fc or config.norms.fc_norm)
+    rms = channel_rms(source, split.train) if scaled else None
+    model, head = _start(run, config, target, vocab, rms)
+    device, dtype = pick_device(section)
+    model = model.to(device, dtype)
+    step, optimizer = build(model, head.to(device, dtype), section)
+    longest = min(max(e.tokens for e in split.train), section.batch_tokens)
+    training = Training(
+        model=model,
+        step=step,
+        optimizer=optimizer,
+        source=source,
+        split=split,
+        section=section,
+        contract=finish_contract(contract, config, longest, section.ttt_steps),
+        folder=folder,
+        ui=ui,
+        rms=rms,
+        device=device,
+        dtype=dtype,
+    )
+    figures = training.run()
+    return figures | {
+        "rows": len(split.train),
+        "held_out_rows": len(split.held_out),
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "output_hash": folder_hash(folder / "best"),
+    }
+
+
+STAGE = Stage("train", ("drafter", "train"), _inputs, _work)
