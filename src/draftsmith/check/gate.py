@@ -26,8 +26,13 @@ def _row(id_: str, status: Status, found: str, evidence: list[Evidence], fix: st
     return CheckRow(id_, "gate", status, found, evidence, fix)
 
 
+def engine_word(name: str) -> str:
+    """The engine's name as people write it."""
+    return {"vllm": "vLLM", "sglang": "SGLang"}.get(name, name)
+
+
 def _called(facts: EngineFacts) -> str:
-    return f"{'vLLM' if facts.name == 'vllm' else 'SGLang'} {facts.version or '(version unknown)'}"
+    return f"{engine_word(facts.name)} {facts.version or '(version unknown)'}"
 
 
 def _types(ctx: Context) -> tuple[str | None, str | None]:
