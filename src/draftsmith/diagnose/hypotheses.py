@@ -1,0 +1,197 @@
+"""What-ifs: each says "suppose this one thing had been meant otherwise", and gives the setups to try.
+
+A table; a family is one cause, its variants the ways it can be wrong. The one whose correction makes the drafter draft
+best is the likeliest cause (rank.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+
+from draftsmith.diagnose.subject import Setup, Subject
+from draftsmith.train.init import rope_of
+
+Variants = Iterator[tuple[str, Setup]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """id; cause and fix in words ({v} = the variant's label); variants; apply: whether the mended setup can be written as
+    a drafter (config or tensors of the same inventory)."""
+
+    id: str
+    cause: str
+    fix: str
+    variants: Callable[[Subject, Setup], Variants]
+    apply: bool = True
+
+
+def aux_single(subject: Subject, setup: Setup) -> Variants:
+    n = subject.num_layers
+    for i, k in enumerate(setup.aux_ids):
+        for moved in (k - 1, k + 1):
+            ids = (*setup.aux_ids[:i], moved, *setup.aux_ids[i + 1 :])
+            if 0 <= moved <= n and len(set(ids)) == len(ids) and list(ids) == sorted(ids):
+                yield f"{list(setup.aux_ids)} → {list(ids)}", _ids(setup, ids)
+
+
+def aux_all(subject: Subject, setup: Setup) -> Variants:
+    n = subject.num_layers
+    whole: list[tuple[int, ...]] = [tuple(k + d for k in setup.aux_ids) for d in (-1, 1)]
+    if len(setup.aux_ids) == 3:
+        whole += [(2, n // 2, n - 3), (1, n // 2 - 1, n - 4), (2, n // 2, n - 4), (1, n // 2, n - 3)]
+    for ids in dict.fromkeys(whole):
+        if ids != setup.aux_ids and all(0 <= k <= n for k in ids) and list(ids) == sorted(set(ids)):
+            yield f"{list(setup.aux_ids)} → {list(ids)}", _ids(setup, ids)
+
+
+def _ids(setup: Setup, ids: tuple[int, ...]) -> Setup:
+    changed = setup.with_config(aux_layer_ids=list(ids))
+    return Setup(changed.config, changed.tensors, ids, changed.blocks, changed.embedding)
+
+
+def aux_order(subject: Subject, setup: Setup) -> Variants:
+    """fc trained on the streams in another order: its column blocks are put back in ascending order."""
+    G, A = setup.config.target_hidden_size, len(setup.aux_ids)
+    if A > 4:
+        return
+    blocks = setup.tensors["fc.weight"].split(G, dim=1)
+    for order in permutations(range(A)):
+        if order == tuple(range(A)):
+            continue
+        yield (
+            f"streams joined in order {[setup.aux_ids[i] for i in order]}",
+            setup.with_tensors(**{"fc.weight": torch.cat([blocks[i] for i in order], dim=1)}),
+        )
+
+
+def norm_switches(subject: Subject, setup: Setup) -> Variants:
+    norms = setup.config.norms
+    for switch in ("norm_before_residual", "norm_output"):
+        now = getattr(norms, switch)
+        yield f"{switch} {str(now).lower()} → {str(not now).lower()}", setup.with_norms(**{switch: not now})
+
+
+def input_norms(subject: Subject, setup: Setup) -> Variants:
+    """Norms of the aux states off, where their tensors are there; on cannot be tried without tensors."""
+    norms = setup.config.norms
+    for switch, prefix in (("norm_before_fc", "input_norm."), ("fc_norm", "fc_norm.")):
+        if getattr(norms, switch):
+            tensors = {n: t for n, t in setup.tensors.items() if not n.startswith(prefix)}
+            off = setup.with_norms(**{switch: False})
+            yield f"{switch} true → false", Setup(off.config, tensors, off.aux_ids, off.blocks, off.embedding)
+
+
+THETAS = (1e4, 5e4, 1e5, 5e5, 1e6, 5e6, 1e7)
+
+
+def rope(subject: Subject, setup: Setup) -> Variants:
+    from draftsmith.target.config import load_config, text_config
+
+    theirs = rope_of(text_config(load_config(subject.target)))
+    now = setup.config.rope
+    tries = [theirs, {"rope_theta": theirs.get("rope_theta"), "rope_type": "default"}]
+    tries += [{**now, "rope_theta": t} for t in THETAS]
+    tries += [{"rope_theta": now.get("rope_theta", 1e4), "rope_type": "default"}]
+    seen = [_plain(now)]
+    for r in tries:
+        if _plain(r) not in seen:
+            seen.append(_plain(r))
+            yield f"rope {_say(now)} → {_say(r)}", setup.with_config(rope=r)
+
+
+def _plain(rope: dict[str, object]) -> dict[str, object]:
+    return {k: v for k, v in rope.items() if v is not None}
+
+
+def _say(rope: dict[str, object]) -> str:
+    kind = rope.get("rope_type", "default")
+    factor = f" ×{rope['factor']:g}" if isinstance(rope.get("factor"), int | float) else ""
+    theta = rope.get("rope_theta", 1e4)
+    return f"theta {theta:g}{'' if kind == 'default' else f', {kind}{factor}'}"
+
+
+def map_shift(subject: Subject, setup: Setup) -> Variants:
+    """Every draft token one (or a few) ids off, or offsets taken for ids."""
+    D, V = setup.config.draft_vocab_size, setup.config.vocab_size
+    d2t = setup.tensors["d2t"]
+    ids = torch.arange(D) + d2t
+    for d in (-3, -2, -1, 1, 2, 3):
+        moved = ids + d
+        if int(moved.min()) >= 0 and int(moved.max()) < V:
+            yield f"target ids {d:+d}", _map(setup, moved)
+    if int(d2t.min()) >= 0 and int(d2t.max()) < V and len(torch.unique(d2t)) == D:
+        yield "d2t holds absolute ids", _map(setup, d2t)
+
+
+def _map(setup: Setup, ids: torch.Tensor) -> Setup:
+    t2d = torch.zeros(setup.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    return setup.with_tensors(d2t=ids - torch.arange(len(ids)), t2d=t2d)
+
+
+def map_other(subject: Subject, setup: Setup) -> Variants:
+    """The map of the run's vocab stage, and that which the checkpoint's own t2d implies."""
+    D = setup.config.draft_vocab_size
+    ids = torch.nonzero(setup.tensors["t2d"]).flatten()
+    if len(ids) == D and not torch.equal(ids, torch.arange(D) + setup.tensors["d2t"]):
+        yield "the map that t2d implies", _map(setup, ids)
+    if subject.run_folder is not None and (subject.run_folder / "vocab" / "vocab.safetensors").exists():
+        from draftsmith.vocab.map import VocabMap
+
+        run_ids = torch.as_tensor(VocabMap.load(subject.run_folder / "vocab").draft_to_target())
+        if len(run_ids) == D and not torch.equal(run_ids, torch.arange(D) + setup.tensors["d2t"]):
+            yield "the map of the run's vocab stage", _map(setup, run_ids)
+
+
+def embedding(subject: Subject, setup: Setup) -> Variants:
+    if setup.config.own_embedding and setup.config.hidden_size == setup.config.target_hidden_size:
+        shared = setup.with_config(own_embedding=False)
+        tensors = {n: t for n, t in setup.tensors.items() if n != "embed_tokens.weight"}
+        yield (
+            "the target's table instead of embed_tokens.weight",
+            Setup(shared.config, tensors, shared.aux_ids, shared.blocks, shared.embedding),
+        )
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("aux.one", "one aux layer id is off: {v}", "write the ids that were trained on", aux_single),
+    Family(
+        "aux.all",
+        "the aux layer ids are in another numbering: {v}",
+        "write the ids in the engine's meaning (entering layer k)",
+        aux_all,
+    ),
+    Family(
+        "aux.order",
+        "the aux streams were joined in another order in training: {v}",
+        "reorder fc's column blocks",
+        aux_order,
+    ),
+    Family("norms.switch", "a norm switch is not as trained: {v}", "write the switch as trained", norm_switches),
+    Family(
+        "norms.input",
+        "a norm of the aux states that was not trained: {v}",
+        "switch it off and leave its tensors out",
+        input_norms,
+    ),
+    Family("rope", "rotary embeddings differ from training: {v}", "write the rope that was trained with", rope),
+    Family(
+        "map.shift", "the draft vocab map is shifted: {v}", "re-make d2t: offsets, target id = i + d2t[i]", map_shift
+    ),
+    Family(
+        "map.other",
+        "the draft vocab map is of another drafter: {v}",
+        "use the map of this drafter's own training",
+        map_other,
+    ),
+    Family(
+        "embedding",
+        "the drafter carries an embedding table it was not trained with: {v}",
+        "leave embed_tokens.weight out",
+        embedding,
+    ),
+)

@@ -1,0 +1,130 @@
+"""What a diagnosis looks at: the drafter's files, the target's real states on a few rows, and what the run recorded.
+
+The target is run over the sample once, keeping *every* residual stream, so that "what if another layer had been meant"
+is a lookup. Shapes: n target layers, T tokens of a row, G target hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.contract import Contract
+from draftsmith.dialects.checkpoint import Checkpoint
+from draftsmith.drafter.config import DrafterConfig
+from draftsmith.drafter.model import Drafter
+from draftsmith.train.batch import StepBatch
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One captured row and the target's own view of it. streams [n + 1, T, G]: id k = entering layer k, n = before the
+    final norm; argmax int64 [T]: the target's most likely token after each position."""
+
+    row_id: str
+    source: str
+    token_ids: list[int]
+    boundary: int
+    streams: Tensor
+    argmax: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A drafter as it would be served: what a hypothesis changes. blocks: order in which the aux streams are joined
+    (indices into aux_ids). own_embedding None = the target's is shared."""
+
+    config: DrafterConfig
+    tensors: dict[str, Tensor]
+    aux_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    embedding: Tensor
+
+    def with_config(self, **changes: Any) -> Setup:
+        return replace(self, config=DrafterConfig.model_validate(self.config.model_dump() | changes))
+
+    def with_norms(self, **changes: bool) -> Setup:
+        return self.with_config(norms=self.config.norms.model_dump() | changes)
+
+    def with_tensors(self, **changes: Tensor) -> Setup:
+        return replace(self, tensors=self.tensors | changes)
+
+    def module(self) -> Drafter:
+        """The drafter in float32, evaluating."""
+        model = Drafter(self.config)
+        model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in self.tensors.items()})
+        if not self.config.own_embedding:
+            model.attach_embedding(self.embedding)
+        return model.eval()
+
+    def batch(self, row: SampleRow) -> StepBatch:
+        """The row as this setup would see it."""
+        ids = [self.aux_ids[b] for b in self.blocks]
+        aux = torch.cat([row.streams[k].float() for k in ids], dim=-1)
+        answer = torch.arange(row.tokens) >= row.boundary
+        return StepBatch(
+            token_ids=torch.as_tensor(row.token_ids),
+            aux=aux,
+            final=None,
+            final_valid=torch.zeros(row.tokens, dtype=torch.bool),
+            argmax=row.argmax,
+            answer=answer,
+            doc=torch.zeros(row.tokens, dtype=torch.int32),
+            position=torch.arange(row.tokens),
+        )
+
+
+@dataclass
+class Subject:
+    """Everything that causes are looked for in."""
+
+    drafter: Path
+    target: Path
+    checkpoint: Checkpoint
+    rows: list[SampleRow]
+    embedding: Tensor
+    num_layers: int
+    steps: int = 3
+    contract: Contract | None = None
+    states_folder: Path | None = None
+    run_folder: Path | None = None
+    train_rows: Sequence[SampleRow] = ()
+    bench: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def setup(self) -> Setup:
+        """The drafter as its files say."""
+        config = self.checkpoint.config
+        n = self.num_layers
+        ids = tuple(config.aux_layer_ids or (2, n // 2, n - 3))
+        # The engine sorts the ids and joins the streams in that order (interfaces.py: sorted(set(ids))).
+        ordered = tuple(sorted(ids))
+        return Setup(config, self.checkpoint.tensors, ordered, tuple(range(len(ordered))), self.embedding)
+
+
+def sample_rows(
+    target: Path, rows: Sequence[Any], limit: int, max_tokens: int, trust_remote_code: bool = False
+) -> list[SampleRow]:
+    """Run the target over up to `limit` rows (objects with row_id, source, token_ids, boundary), each cut to `max_tokens`,
+    keeping all streams in float32."""
+    from draftsmith.extract.transformers_backend import TransformersStates
+
+    backend = TransformersStates(target, [0], trust_remote_code=trust_remote_code)
+    out = []
+    for row in rows[:limit]:
+        ids = list(row.token_ids)[:max_tokens]
+        if len(ids) < row.boundary + 4:
+            continue
+        streams = backend.all_streams(ids).float()
+        argmax = backend.tops(streams[-1])
+        out.append(SampleRow(row.row_id, getattr(row, "source", ""), ids, row.boundary, streams, argmax))
+    return out
