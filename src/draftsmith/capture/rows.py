@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from draftsmith.errors import UserError
@@ -164,6 +165,11 @@ class RowWriter:
                 yield from dict.fromkeys(zip(table["prompt_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
             yield from ((p, s) for p, s, _ in line.get("given_up", []))
 
+    @property
+    def rows_so_far(self) -> int:
+        """Rows in closed parts and rows waiting for one."""
+        return self.count + len(self._rows)
+
     def add(self, rows: Sequence[Row]) -> None:
         """All rows of one unit."""
         self._rows.extend(rows)
@@ -251,6 +257,28 @@ def _require(folder: Path) -> list[dict[str, Any]]:
 def count_rows(folder: Path) -> int:
     """How many rows a folder holds (from the ledger)."""
     return sum(line["rows"] for line in read_ledger(rows_folder(folder)))
+
+
+def row_facts(folder: Path) -> dict[str, Any]:
+    """Counts over all rows, read by column: finish_reasons, prompt_tokens, answer_tokens, longest (tokens)."""
+    folder = rows_folder(folder)
+    reasons: Counter[str] = Counter()
+    prompt = whole = longest = 0
+    for line in read_ledger(folder):
+        if line["part"] is None:
+            continue
+        table = pq.read_table(folder / line["part"], columns=["finish_reason", "boundary", "token_ids"])
+        lengths = pc.list_value_length(table["token_ids"])
+        reasons.update(table["finish_reason"].to_pylist())
+        prompt += pc.sum(table["boundary"]).as_py()
+        whole += pc.sum(lengths).as_py()
+        longest = max(longest, pc.max(lengths).as_py())
+    return {
+        "finish_reasons": dict(reasons.most_common()),
+        "prompt_tokens": prompt,
+        "answer_tokens": whole - prompt,
+        "longest": longest,
+    }
 
 
 def rows_hash(folder: Path) -> str:

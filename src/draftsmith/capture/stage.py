@@ -1,0 +1,156 @@
+"""The capture stage: prompts in, the target's own answers out, as rows of token ids; and the contract's first fields."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from draftsmith.capture.ask import Settings
+from draftsmith.capture.plan import Plan, plan_prompts, summary
+from draftsmith.capture.prompts import Rules
+from draftsmith.capture.run import Servers, capture_rows
+from draftsmith.capture.sources import open_source
+from draftsmith.contract import Contract
+from draftsmith.errors import UserError
+from draftsmith.recipe import CaptureSection
+from draftsmith.stage import Run, Stage
+from draftsmith.target.config import config_hash, load_config, target_facts
+from draftsmith.target.resolve import resolve_target
+from draftsmith.target.tokenizer import TargetTokenizer, chat_template, chat_template_hash, tokenizer_hash
+
+ROWS = "rows"
+"""The folder of parts inside the stage's folder."""
+
+
+def _folder(run: Run) -> Path:
+    return resolve_target(run.recipe.target, weights=not run.recipe.capture.endpoints)
+
+
+def inputs(run: Run) -> dict[str, str]:
+    """Hashes of the target's config, tokenizer and template, and of every prompt source."""
+    folder, section = _folder(run), run.recipe.capture
+    return {
+        "target_config": config_hash(load_config(folder)),
+        "tokenizer": tokenizer_hash(folder),
+        "chat_template": chat_template_hash(folder) or "none",
+        **{f"prompts {s}": open_source(s).hash() for s in section.prompts},
+        **{f"held out {s}": open_source(s).hash() for s in section.held_out},
+    }
+
+
+def first_contract(run: Run, folder: Path) -> Contract:
+    """What is decided before the first answer: the target, its tokenizer and template, the thinking mode."""
+    return Contract(
+        target=target_facts(folder, run.recipe.target.model),
+        tokenizer_hash=tokenizer_hash(folder),
+        chat_template_hash=chat_template_hash(folder),
+        thinking=run.recipe.capture.thinking,
+    )
+
+
+def rules_of(section: CaptureSection) -> Rules:
+    return Rules(system=section.system)
+
+
+def settings_of(section: CaptureSection) -> Settings:
+    return Settings(
+        mode=section.mode,
+        thinking=section.thinking,
+        temperatures=(section.temperature,),
+        top_p=section.top_p,
+        max_tokens=section.max_tokens,
+        max_prompt_tokens=section.max_prompt_tokens,
+        seed=section.seed,
+    )
+
+
+def tokenizer_of(run: Run, folder: Path) -> TargetTokenizer | None:
+    """The target's tokenizer; None where it cannot be loaded here and a server will render. UserError where the mode
+    needs a chat template that the target lacks."""
+    section = run.recipe.capture
+    if section.mode == "chat" and chat_template(folder) is None and not _remote_template(folder):
+        TargetTokenizer(_NoTemplate(), folder).require_template()
+    try:
+        tokenizer = TargetTokenizer.load(folder, run.recipe.target.trust_remote_code)
+    except UserError as e:
+        run.ui.warn(f"{e.what}; the server's own /tokenize is compared with instead")
+        return None
+    if section.mode == "chat":
+        tokenizer.require_template()
+    return tokenizer
+
+
+class _NoTemplate:
+    chat_template = None
+
+
+def _remote_template(folder: Path) -> bool:
+    """A template may live in the tokenizer's own Python code only."""
+    return any(folder.glob("tokenization_*.py"))
+
+
+def plan_of(run: Run) -> Plan:
+    """Which prompts are answered; says what was left out and why."""
+    section = run.recipe.capture
+    plan = plan_prompts(section.prompts, section.held_out, section.seed, rules_of(section), section.max_dropped)
+    for source in plan.sources:
+        if source.note:
+            run.ui.note(source.note)
+    run.ui.note(f"prompts: {summary(plan.total, plan.dropped)}")
+    return plan
+
+
+def work(run: Run, folder: Path) -> dict[str, Any]:
+    """Plan, check, start the engine where no endpoint is given, ask, store."""
+    section = run.recipe.capture
+    target = _folder(run)
+    contract = first_contract(run, target)
+    tokenizer = tokenizer_of(run, target)
+    plan = plan_of(run)
+    contract.save(folder)
+    key = _api_key(section)
+    with ExitStack() as stack:
+        if section.endpoints:
+            servers = Servers(section.endpoints, api_key=key, limit=section.concurrency)
+        else:
+            server = stack.enter_context(_engine(run, target, folder))
+            servers = Servers([server.url], model=server.name, limit=section.concurrency, patience=10.0)
+        result = capture_rows(
+            plan,
+            folder / ROWS,
+            settings_of(section),
+            servers,
+            tokenizer,
+            run.ui,
+            samples=section.samples,
+            max_dropped=section.max_dropped,
+        )
+    contract.with_(data_hash=result["output_hash"]).save(folder)
+    return result
+
+
+def _api_key(section: CaptureSection) -> str | None:
+    if section.api_key_env is None:
+        return None
+    key = os.environ.get(section.api_key_env)
+    if not key:
+        raise UserError(
+            f"the environment variable {section.api_key_env} is not set",
+            "capture.api_key_env says that it holds the servers' key",
+            f"export {section.api_key_env}=…",
+        )
+    return key
+
+
+def _engine(run: Run, target: Path, folder: Path) -> Any:
+    """The engine's server for the plain target, with the recipe's settings; its log lies in the stage's folder."""
+    from draftsmith.engine.find import find_engine
+    from draftsmith.engine.server import Server, serve_section
+
+    section = run.recipe.engine
+    return Server(find_engine(section.path), target, log=folder / "engine.log", ui=run.ui, **serve_section(section))
+
+
+STAGE = Stage("capture", ("target", "engine", "capture"), inputs, work)
