@@ -5,6 +5,7 @@ lazy module `__getattr__`. What it cannot follow it returns as Foreign or None, 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,7 +184,8 @@ class Graph:
 
     def _expression(self, module: Module, node: ast.expr, seen: frozenset[tuple[str, str]]) -> Found:
         if isinstance(node, ast.Name):
-            return self._lookup(module, node.id, seen)
+            found = self._lookup(module, node.id, seen)
+            return Foreign(f"builtins.{node.id}") if found is None and hasattr(builtins, node.id) else found
         if isinstance(node, ast.Attribute):
             base = self._expression(module, node.value, seen)
             if isinstance(base, Module):

@@ -80,7 +80,41 @@ def _raises(graph: Graph) -> Iterator[Evidence]:
 
 
 def support_of(graph: Graph, interface: Interface, cls: ClassRef) -> Support:
-    """Whether objects of `cls` pass the release's test."""
+    """Whether objects of `cls` pass the release's test. A class whose `__new__` makes objects of other classes (by the
+    config's version, say) is answered only where all of them agree."""
+    made = [other for other in _made_instead(graph, cls) if other != cls]
+    own = _support_of(graph, interface, cls)
+    differing = [other for other in made if _support_of(graph, interface, other).supports is not own.supports]
+    if differing:
+        names = ", ".join(other.name for other in made)
+        return Support(
+            None, f"{cls.name} makes objects of {names}, not all of which have {PROTOCOL}", (), [cls.evidence]
+        )
+    return own
+
+
+def _made_instead(graph: Graph, cls: ClassRef) -> Iterator[ClassRef]:
+    """The classes that the class's own `__new__` names, or takes from a module-level dict of classes."""
+    hook = next((s for s in cls.node.body if isinstance(s, ast.FunctionDef) and s.name == "__new__"), None)
+    for node in ast.walk(hook) if hook is not None else ():
+        if not isinstance(node, ast.Name):
+            continue
+        found = graph.resolve(cls.module.name, node.id)
+        table = graph.value(cls.module, node.id)
+        if (
+            isinstance(found, ClassRef)
+            and node.id[:1].isupper()
+            and any(b in graph.mro(found) for b in graph.bases(cls))
+        ):
+            yield found
+        if isinstance(table, ast.Dict):
+            for value in table.values:
+                one = graph.resolve(cls.module.name, value.id) if isinstance(value, ast.Name) else None
+                if isinstance(one, ClassRef):
+                    yield one
+
+
+def _support_of(graph: Graph, interface: Interface, cls: ClassRef) -> Support:
     mro = graph.mro(cls)
     if interface.protocol is not None and interface.protocol in mro:
         way = _way(graph, cls, interface.protocol)

