@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import UserError
+from draftsmith.extract.sizes import row_bytes
 from draftsmith.extract.states import States, TopK
 
 FP8 = torch.float8_e4m3fn
@@ -98,7 +99,7 @@ class Bf16:
         return States(**_base(fields, boundary, final_start, fields["aux"]), final=fields["final"])
 
     def row_bytes(self, tokens: int, supervised: int, aux_layers: int, hidden: int) -> int:
-        return tokens * (4 + 2 * aux_layers * hidden) + supervised * (4 + 2 * hidden)
+        return row_bytes(self.name, tokens, supervised, aux_layers, hidden)
 
 
 class Fp8:
@@ -122,7 +123,7 @@ class Fp8:
         return States(**_base(fields, boundary, final_start, aux), final=final)
 
     def row_bytes(self, tokens: int, supervised: int, aux_layers: int, hidden: int) -> int:
-        return tokens * (4 + aux_layers * (hidden + 4)) + supervised * (4 + hidden + 4)
+        return row_bytes(self.name, tokens, supervised, aux_layers, hidden)
 
 
 class Fp8TopK:
@@ -164,8 +165,7 @@ class Fp8TopK:
         return States(**_base(fields, boundary, final_start, aux), topk=topk)
 
     def row_bytes(self, tokens: int, supervised: int, aux_layers: int, hidden: int) -> int:
-        per_logit = (2 if self.narrow else 4) + 2
-        return tokens * (4 + aux_layers * (hidden + 4)) + supervised * (4 + 4 + self.k * per_logit)
+        return row_bytes(self.name, tokens, supervised, aux_layers, hidden, self.k, self.draft_vocab_size)
 
 
 def make_codec(name: str, params: dict[str, Any] | None = None) -> Codec:

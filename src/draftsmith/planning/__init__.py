@@ -1,0 +1,1 @@
+"""The arithmetic of forecasts: sizes of models and states, rates of machines."""
