@@ -122,13 +122,13 @@ def _answer(
         notes.append(MEANING[letter])
     takes_drafter = None
     if drafter is not None:
-        lacking = _lacking(release, drafter)
+        lacking = _lacking(known.engine, release, drafter)
         takes_drafter = not lacking
         notes += lacking
     return Answer(release.version, listed, interface, takes_drafter, tuple(notes))
 
 
-def _lacking(release: Release, drafter: dict[str, Any]) -> list[str]:
+def _lacking(engine: str, release: Release, drafter: dict[str, Any]) -> list[str]:
     """What this release lacks for a drafter: its architecture, or a switch that it sets."""
     from_speculators = isinstance(drafter.get("speculators_model_type"), str)
     lacking: list[str] = []
@@ -137,7 +137,7 @@ def _lacking(release: Release, drafter: dict[str, Any]) -> list[str]:
     if from_speculators:
         if not release.speculators:
             lacking.append("does not read speculators configs for EAGLE-3")
-    elif name is None or looked_up(name, release.drafters) not in release.drafters:
+    elif name is None or (looked_up(name, release.drafters) if engine == "vllm" else name) not in release.drafters:
         lacking.append(f"drafter architecture {name} is not registered")
     understood = release.speculators if from_speculators else tuple(s.rsplit(".", 1)[-1] for s in release.switches)
     nested = drafter.get("eagle_config")

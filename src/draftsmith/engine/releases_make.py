@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftsmith.engine.reader import EngineFacts, read_engine
+from draftsmith.engine.reader import EngineFacts, read_engine, sglang
 from draftsmith.engine.reader.drafters import runner_reads, speculators_reads, switches
 from draftsmith.engine.releases import FILE
 from draftsmith.record import atomic_write
@@ -26,6 +26,12 @@ HERE = Path(__file__).with_name(FILE)
 def letters(facts: EngineFacts) -> dict[str, str]:
     """Architecture → letter (releases.MEANING) for every entry of the registry that is no draft model."""
     found: dict[str, str] = {}
+    if facts.name == "sglang":
+        for arch, entry in sglang.index(facts).items():
+            if arch not in facts.drafters:
+                supports = facts.support(entry).supports
+                found[arch] = "?" if supports is None else "ny"[supports]
+        return found
     for arch, entry in (facts.registry.entries if facts.registry else {}).items():
         if arch in facts.drafters or entry.group == "_SPECULATIVE_DECODING_MODELS":
             continue
@@ -39,7 +45,8 @@ def describe(facts: EngineFacts) -> dict[str, Any]:
     """One release's row."""
     listed = facts.model_list
     drafter = "LlamaForCausalLMEagle3" if "LlamaForCausalLMEagle3" in facts.drafters else "Eagle3LlamaForCausalLM"
-    spelled = [r.spelled for r in runner_reads(facts, "v1").reads]
+    ids = sglang.id_reads(facts) if facts.name == "sglang" else runner_reads(facts, "v1")
+    spelled = [r.spelled for r in ids.reads]
     return {
         "version": facts.version,
         "model_types": None if listed is None else list(listed.entries or ()),

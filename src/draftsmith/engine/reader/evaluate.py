@@ -58,11 +58,61 @@ def evaluate(node: ast.expr, known: Known) -> Any:
         if test is UNKNOWN:
             return UNKNOWN
         return evaluate(node.body if test else node.orelse, known)
+    if isinstance(node, ast.BinOp):
+        return _arithmetic(node, known)
+    if isinstance(node, ast.ListComp):
+        return _comprehension(node, known)
+    if isinstance(node, ast.Subscript):
+        return _item(node, known)
     if isinstance(node, ast.Call):
         return _call(node, known)
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+    if isinstance(node, ast.Name | ast.Attribute):
         return known(node)
     return UNKNOWN
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
+
+
+def _arithmetic(node: ast.BinOp, known: Known) -> Any:
+    """+ - * // of whole numbers. A set or tuple minus another is what is left of the first."""
+    left, right = evaluate(node.left, known), evaluate(node.right, known)
+    if isinstance(left, tuple) and isinstance(right, tuple) and isinstance(node.op, ast.Sub):
+        return tuple(item for item in left if item not in right)
+    apply = _ARITHMETIC.get(type(node.op))
+    if apply is None or not all(isinstance(v, int) and abs(v) < 1 << 32 for v in (left, right)):
+        return UNKNOWN
+    return UNKNOWN if isinstance(node.op, ast.FloorDiv) and right == 0 else apply(left, right)
+
+
+def _item(node: ast.Subscript, known: Known) -> Any:
+    """`items[0]` of known items; everything else is asked of `known`."""
+    items = evaluate(node.value, known)
+    if isinstance(items, tuple):
+        index = evaluate(node.slice, known)
+        if isinstance(index, int) and -len(items) <= index < len(items):
+            return items[index]
+        return UNKNOWN
+    return known(node)
+
+
+def _comprehension(node: ast.ListComp, known: Known) -> Any:
+    """`[f(x) for x in items]` over known items."""
+    loop = node.generators[0]
+    items = evaluate(loop.iter, known)
+    if len(node.generators) != 1 or loop.ifs or not isinstance(items, tuple) or not isinstance(loop.target, ast.Name):
+        return UNKNOWN
+    values = [evaluate(node.elt, _with(known, loop.target.id, item)) for item in items]
+    return UNKNOWN if any(v is UNKNOWN for v in values) else tuple(values)
+
+
+def _with(known: Known, name: str, value: Any) -> Known:
+    return lambda n: value if isinstance(n, ast.Name) and n.id == name else known(n)
 
 
 def _bool_op(node: ast.BoolOp, known: Known) -> Any:
@@ -101,6 +151,10 @@ def _call(node: ast.Call, known: Known) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in ("any", "all") and len(node.args) == 1:
         return _quantifier(name, node.args[0], known)
+    if name in ("max", "min") and len(node.args) == 1:
+        values = evaluate(node.args[0], known)
+        whole = isinstance(values, tuple) and values and all(isinstance(v, int) for v in values)
+        return (max if name == "max" else min)(values) if whole else UNKNOWN
     if name in ("bool", "len", "frozenset", "set", "tuple", "list") and len(node.args) == 1:
         value = evaluate(node.args[0], known)
         if value is UNKNOWN:
@@ -124,11 +178,7 @@ def _quantifier(name: str, node: ast.expr, known: Known) -> Any:
     target = loop.target.id
     unknown = False
     for item in items:
-
-        def inner(n: ast.expr, item: Any = item) -> Any:
-            return item if isinstance(n, ast.Name) and n.id == target else known(n)
-
-        value = evaluate(node.elt, inner)
+        value = evaluate(node.elt, _with(known, target, item))
         if value is UNKNOWN:
             unknown = True
         elif bool(value) is (name == "any"):

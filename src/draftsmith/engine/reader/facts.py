@@ -1,4 +1,4 @@
-"""Everything that is asked of an installed vLLM, read on first use and once. SGLang's facts are in sglang.py."""
+"""Everything that is asked of an installed engine, read on first use and once. What is SGLang's own is in sglang.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from draftsmith.check.types import EngineId, Evidence
+from draftsmith.engine.reader import sglang
 from draftsmith.engine.reader.graph import ClassRef, Graph
 from draftsmith.engine.reader.interface import Interface, Support, read_interface, support_of
 from draftsmith.engine.reader.located import Located
@@ -26,6 +27,8 @@ class EngineFacts:
 
     located: Located
     platform: str = ""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What readers of one engine keep for the next question."""
     modules: Modules = field(init=False)
     graph: Graph = field(init=False)
 
@@ -103,6 +106,9 @@ class EngineFacts:
 
     def support(self, entry: Entry) -> Support:
         """Whether the class behind an entry passes the engine's EAGLE-3 test."""
+        if self.name == "sglang":
+            hook = sglang.hook_of(self, {"architectures": [entry.architecture]})
+            return Support(hook.supports, hook.reason, (), hook.evidence)
         if self.interface is None:
             return Support(False, f"{self.name} {self.version} has no EAGLE-3")
         cls = self.class_of(entry)
@@ -112,7 +118,10 @@ class EngineFacts:
 
     def supports(self, architecture: str) -> Support | None:
         """The same by architecture name; None where it is not registered."""
-        entry = self.registry.entries.get(architecture) if self.registry else None
+        if self.name == "sglang":
+            entry = sglang.index(self).get(architecture)
+        else:
+            entry = self.registry.entries.get(architecture) if self.registry else None
         return None if entry is None else self.support(entry)
 
     # drafters
@@ -120,6 +129,8 @@ class EngineFacts:
     @cached_property
     def drafters(self) -> dict[str, Entry]:
         """Registered EAGLE-3 draft architectures."""
+        if self.name == "sglang":
+            return sglang.drafters(self)
         if self.registry is None:
             return {}
         return {arch: e for arch, e in self.registry.entries.items() if is_eagle3(e)}

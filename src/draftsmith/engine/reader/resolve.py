@@ -61,6 +61,8 @@ def backend_class(config: dict[str, Any]) -> str:
 def resolve_architecture(facts: EngineFacts, config: dict[str, Any], model_impl: str = "auto") -> Resolved:
     names = config.get("architectures")
     names = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+    if facts.name == "sglang":
+        return _in_sglang(facts, names, config)
     registry = facts.registry
     if registry is None:
         return Resolved(None, None, "unknown", f"no model registry found in {facts.path}", [])
@@ -79,6 +81,17 @@ def resolve_architecture(facts: EngineFacts, config: dict[str, Any], model_impl:
             reason = f"{name} was taken out; the last release with it is {registry.former[name]}"
             return Resolved(name, None, "unsupported", reason, [])
     return _by_transformers(facts, names[0], config, [])
+
+
+def _in_sglang(facts: EngineFacts, names: list[str], config: dict[str, Any]) -> Resolved:
+    """SGLang registers classes by their own names and falls back to its Transformers class."""
+    from draftsmith.engine.reader.sglang import entry_of, registered
+
+    entry = entry_of(facts, config)
+    if not names or entry is None:
+        return Resolved(names[0] if names else None, None, "unsupported", "no class is registered for it", [])
+    how = "registered" if entry.architecture in names else "transformers"
+    return Resolved(names[0], entry, how, f"{names[0]} is {entry.cls} in {entry.module}", [registered(facts, entry)])
 
 
 def _by_transformers(facts: EngineFacts, name: str, config: dict[str, Any], evidence: list[Evidence]) -> Resolved:
