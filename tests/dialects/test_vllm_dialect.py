@@ -71,10 +71,10 @@ def test_every_tensor_is_written_byte_for_byte(tmp_path, changes):
         assert torch.equal(written[vllm.file_name(name)], want)
 
 
-def test_mla_says_deepseek_v3(tmp_path):
+def test_mla_says_deepseek_v2(tmp_path):
     vllm.write(checkpoint(form="mla", mla=MLA), tmp_path / "x-eagle3")
     config = json.loads((tmp_path / "x-eagle3/config.json").read_text())
-    assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"] and config["model_type"] == "deepseek_v3"
+    assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"] and config["model_type"] == "deepseek_v2"
 
 
 def break_(kind):

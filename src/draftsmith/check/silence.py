@@ -56,7 +56,7 @@ def mla_type(look: Look) -> Finding:
     return fail(
         f"model_type {d.model_type!r} is not among those that {release.label} takes for an MLA drafter "
         f"({', '.join(sorted(types))}): its attention would be built with the wrong cache",
-        'write "model_type": "deepseek_v3"',
+        'write "model_type": "deepseek_v2"',
         evidence,
     )
 

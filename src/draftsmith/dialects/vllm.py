@@ -22,9 +22,10 @@ from draftsmith.drafter.config import WEIGHTS, DrafterConfig
 from draftsmith.errors import UserError
 from draftsmith.record import write_json
 
-ARCHITECTURES = {"llama": ("LlamaForCausalLMEagle3", "llama"), "mla": ("Eagle3DeepseekV2ForCausalLM", "deepseek_v3")}
-"""form → (architecture, model_type). An MLA drafter must say deepseek_v3: vLLM's eagle branch of `is_deepseek_mla`
-does not list kimi_k2 (vllm#45764)."""
+ARCHITECTURES = {"llama": ("LlamaForCausalLMEagle3", "llama"), "mla": ("Eagle3DeepseekV2ForCausalLM", "deepseek_v2")}
+"""form → (architecture, model_type). An MLA drafter must say deepseek_v2: vLLM's eagle branch of `is_deepseek_mla`
+does not list kimi_k2 (vllm#45764), and a drafter that says deepseek_v3 is taken for an MTP head (config/speculative.py
+hf_config_override) and refused as Eagle3DeepSeekMTPModel."""
 
 LAYER = ("layers.0.", "midlayer.")
 """native prefix → file prefix. vLLM reads both spellings, SGLang and SafeAILab only `midlayer.`."""
@@ -79,7 +80,8 @@ def config_json(config: DrafterConfig, dtype: str, extra: dict[str, Any] | None 
     }
     if config.form == "mla":
         assert config.mla is not None
-        out |= {k: v for k, v in config.mla.model_dump().items() if v is not None}
+        # q_lora_rank null is meant: absent, DeepseekV2Config would fill in 1536
+        out |= config.mla.model_dump()
     out |= rope_keys(config.rope)
     return out | {k: v for k, v in (extra or {}).items() if v is not None}
 

@@ -19,23 +19,8 @@ from torch import Tensor, nn
 from draftsmith.drafter.attention import Spans
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.drafter.llama import LlamaAttention
-
-
-class RmsNorm(nn.Module):
-    """x / rms(x) * weight; the mean is taken in float32 or better, the product in x's type (layers/layernorm.py)."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+from draftsmith.drafter.norm import RmsNorm as RmsNorm
+from draftsmith.drafter.norm import rms_norm as rms_norm
 
 
 class Mlp(nn.Module):

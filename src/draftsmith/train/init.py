@@ -68,6 +68,18 @@ def drafter_config(section: DrafterSection, cfg: dict[str, Any], contract: Contr
                 "the latent sizes of the drafter are taken from an MLA target",
                 "use form 'llama' (any target can have such a drafter)",
             )
+        if not text.get("q_lora_rank"):
+            raise UserError(
+                "drafter.form is 'mla', but the target has no q_lora_rank",
+                "the engine's MLA drafter cannot load direct queries (deepseek_eagle3.py renames kv_a_proj_with_mqa)",
+                "use form 'llama' (any target can have such a drafter)",
+            )
+        if section.norm_before_fc:
+            raise UserError(
+                "drafter.norm_before_fc with form 'mla'",
+                "the engine's MLA drafter has no input norm: it would leave it out",
+                "use fc_norm, which both forms have",
+            )
         mla = MlaSizes.model_validate({k: text.get(k) for k in MLA_KEYS})
     if contract.aux_layer_ids is None or contract.draft_vocab_size is None:
         raise ValueError("aux layers and draft vocab must be decided before the drafter's shape")

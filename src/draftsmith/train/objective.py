@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftsmith.drafter.model import Drafter, Steps, rms_norm
+from draftsmith.drafter.model import Drafter, Steps
+from draftsmith.drafter.norm import rms_norm
 from draftsmith.train.batch import StepBatch
 
 

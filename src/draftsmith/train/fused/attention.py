@@ -11,6 +11,7 @@ variable-length form for packed documents, torch's flash kernel on a CPU. Log-su
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +21,52 @@ Spans = tuple[tuple[int, int], ...]
 _aten = torch.ops.aten
 
 
-def whole_spans(spans: Spans, tokens: int) -> Spans:
-    """Documents with what lies between and behind them (padding) as documents of their own."""
-    out, at = [], 0
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a batch as the kernels want them. Padding counts as a document of its own.
+
+    spans: documents proper. even: number of documents if all are of one length, else 0. ends int32 [documents + 1] on
+    the device, filled up with T (documents of no length) to few different sizes; longest: upper bound of a length.
+    """
+
+    spans: Spans
+    even: int
+    ends: Tensor
+    longest: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """What a captured graph depends on."""
+        return self.even, self.ends.numel(), self.longest
+
+
+def documents(spans: Spans, tokens: int, device: torch.device | str) -> Documents:
+    """Documents of a packed sequence of T tokens."""
+    whole, at = [], 0
     for start, stop in (*spans, (tokens, tokens)):
         if start > at:
-            out.append((at, start))
+            whole.append((at, start))
         if stop > start:
-            out.append((start, stop))
+            whole.append((start, stop))
         at = max(at, stop)
-    return tuple(out)
+    lengths = {stop - start for start, stop in whole}
+    ends = [0, *(stop for _, stop in whole)]
+    ends += [tokens] * (-len(ends) % 16)
+    return Documents(
+        spans=spans,
+        even=len(whole) if len(lengths) == 1 else 0,
+        ends=torch.tensor(ends, dtype=torch.int32).to(device, non_blocking=True),
+        longest=min(tokens, -(-max(lengths) // 256) * 256),
+    )
 
 
 class CpuCausal:
     """Per document, torch's CPU flash kernel; rows of no document give zeros. q [T, n, d], k/v [T, m, d]."""
 
-    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
-        self.spans, self.n, self.m, self.scale = spans, n, m, scale
+    B = 1
+
+    def __init__(self, docs: Documents, n: int, m: int, scale: float) -> None:
+        self.spans, self.n, self.m, self.scale = docs.spans, n, m, scale
 
     def _heads(self, x: Tensor, start: int, stop: int) -> Tensor:
         part = x[start:stop]
@@ -73,8 +103,8 @@ class CpuCausal:
 class CudnnCausal:
     """cuDNN's fused attention: B documents of L tokens each."""
 
-    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
-        self.B, self.scale = len(spans), scale
+    def __init__(self, docs: Documents, n: int, m: int, scale: float) -> None:
+        self.B, self.scale = docs.even, scale
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.B, -1)).transpose(1, 2)
@@ -101,10 +131,10 @@ class CudnnCausal:
 class FlashCausal:
     """FlashAttention-2, variable length: any packing of documents."""
 
-    def __init__(self, spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device) -> None:
-        self.ends = torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32).to(device, non_blocking=True)
-        self.longest = max(stop - start for start, stop in spans)
-        self.scale = scale
+    B = 1
+
+    def __init__(self, docs: Documents, n: int, m: int, scale: float) -> None:
+        self.ends, self.longest, self.scale = docs.ends, docs.longest, scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
         out, lse, state, offset, _ = _aten._flash_attention_forward(
@@ -125,13 +155,10 @@ class FlashCausal:
 Causal = CpuCausal | CudnnCausal | FlashCausal
 
 
-def causal_part(
-    spans: Spans, tokens: int, n: int, m: int, scale: float, device: torch.device, kernel: str | None = None
-) -> Causal:
+def causal_part(docs: Documents, n: int, m: int, scale: float, kernel: str | None = None) -> Causal:
     """The kernel for these documents; `kernel` ("cudnn", "flash") overrides the choice on a GPU."""
-    if device.type == "cpu":
-        return CpuCausal(spans, tokens, n, m, scale, device)
-    whole = whole_spans(spans, tokens)
-    even = len({stop - start for start, stop in whole}) == 1
-    form = FlashCausal if kernel == "flash" or not even else CudnnCausal
-    return form(whole, tokens, n, m, scale, device)
+    if docs.ends.device.type == "cpu":
+        return CpuCausal(docs, n, m, scale)
+    if docs.even and kernel != "flash":
+        return CudnnCausal(docs, n, m, scale)
+    return FlashCausal(docs, n, m, scale)

@@ -127,7 +127,7 @@ def merge_bwd(
     kv: Tensor,
     out: Tensor,
     dout: Tensor,
-    lses: list[Tensor],
+    lses: Tensor,
     dq0: Tensor,
     dq: Tensor,
     plan: Plan,
@@ -137,7 +137,7 @@ def merge_bwd(
     """Backward of `merge` for the own keys, once dout of steps s…K-1 is known: dq of step s (dq0 [T, n, d] from the
     step-0 part, plus own keys) and the gradients of the keys and values of step s >= 1, which replace them in kv.
 
-    q, out, dout [K*R, n, d] in block order; lses: joined, per step."""  # fmt: skip
+    q, out, dout [K*R, n, d] in block order; lses [K, B, n, L]: joined."""  # fmt: skip
     n, d = q.shape[1:]
     R, m = plan.R, kv.shape[2]
     group = n // m

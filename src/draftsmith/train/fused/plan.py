@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.train.batch import StepBatch
+from draftsmith.train.fused.attention import Documents, documents
 from draftsmith.train.objective import supervision
 
 
@@ -46,7 +47,7 @@ class Plan:
     live: Tensor
     teachers: Tensor
     counts: Tensor
-    spans: tuple[tuple[int, int], ...]
+    docs: Documents
 
     @property
     def compact(self) -> bool:
@@ -68,7 +69,7 @@ class Plan:
     @property
     def shape(self) -> tuple[object, ...]:
         """What a captured graph depends on."""
-        return (self.T, self.R, self.K, len(self.slot), len(self.teachers), self.spans)
+        return (self.T, self.R, self.K, len(self.slot), len(self.teachers), self.docs.shape)
 
 
 def fill_up(mask: Tensor, multiple: int) -> Tensor:
@@ -136,5 +137,5 @@ def make_plan(
         live=move(live.float()),
         teachers=move(needed.nonzero()[:, 0]),
         counts=move(mask.sum(1).float()),
-        spans=batch.spans,
+        docs=documents(batch.spans, T, device),
     )

@@ -44,7 +44,7 @@ class Kept:
     q: Tensor  # [K*R, n*d], rotated
     kv: Tensor  # [kv_rows, 2*m*d], keys rotated
     mixed: Tensor  # [K*R, n*d] attention output
-    lses: list[Tensor]
+    lses: Tensor  # [K, B, n, L] joined log-sum-exps
     states: list[object]
     h1: Tensor  # [K*R, H] stream after attention
     gate_up: Tensor  # [K*R, 2F]
@@ -87,6 +87,7 @@ class FusedStep:
         self.draft_index = draft_index(t2d.cpu())
         self._rope = Rope(c.rope, self.d)
         self._tables: tuple[Tensor, Tensor] | None = None
+        self._weights: dict[tuple[float, ...], Tensor] = {}
         default = (512 if self.device.type == "cuda" else 16) << 20
         self.chunk_bytes = chunk_bytes or default
 
@@ -100,6 +101,15 @@ class FusedStep:
         if self._tables is None or self._tables[0].shape[0] < length:
             cos, sin = self._rope.angles(torch.arange(length, device=self.device), self.wide)
             self._tables = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+
+    def _step_weights(self, weights: Sequence[float] | Tensor) -> Tensor:
+        """On the device; lists are copied there once."""
+        if isinstance(weights, Tensor):
+            return weights.to(self.device, self.wide)
+        key = tuple(weights)
+        if key not in self._weights:
+            self._weights[key] = torch.tensor(key, dtype=self.wide, device=self.device)
+        return self._weights[key]
 
     def rotate(self, x: Tensor, position: Tensor, s: int, back: bool = False) -> None:
         """Rotate x [rows, heads*d] (may be a view of wider rows) in place."""
@@ -122,7 +132,7 @@ class FusedStep:
         """
         self.arena.reset()
         K, R = plan.K, plan.R
-        w = torch.as_tensor(weights, dtype=self.wide, device=self.device)[:K]
+        w = self._step_weights(weights)[:K]
         per_step = w / (plan.counts if counts is None else counts).to(self.wide).clamp_min(1)
         kept = self._forward(batch, plan)
         figures = torch.zeros(3, K * R, dtype=self.wide, device=self.device)
@@ -216,8 +226,9 @@ class FusedStep:
         ids = torch.zeros(T + K - 1, dtype=torch.int64, device=self.device)
         ids[: T - 1] = batch.token_ids[1:]
         y = take(K * R, H, **kind)
+        causal = causal_part(plan.docs, self.n, self.m, self.scale, self.kernel)
         kept = Kept(
-            causal=causal_part(plan.spans, T, self.n, self.m, self.scale, self.device, self.kernel),
+            causal=causal,
             ids=ids,
             position=batch.position if plan.active is None else batch.position[plan.active],
             h0=take(T, H, **kind),
@@ -225,7 +236,7 @@ class FusedStep:
             q=take(K * R, Nq, **kind),
             kv=take(plan.kv_rows, self.Nkv, **kind),
             mixed=take(K * R, Nq, **kind),
-            lses=[],
+            lses=take(K, causal.B, self.n, T // causal.B, dtype=self.wide),
             states=[],
             h1=take(K * R, H, **kind),
             gate_up=take(K * R, 2 * self.F, **kind),
@@ -305,13 +316,13 @@ class FusedStep:
     def _attend(self, kept: Kept, plan: Plan, s: int, q: Tensor, mixed: Tensor) -> None:
         mark = self.arena.mark()
         out, lse, state = kept.causal.forward(self.full_rows(q, plan), *self.keys_values(kept.kv, plan))
+        kept.lses[s].copy_(lse)
         heads = (-1, self.n, self.d)
         if s == 0:
             flat = out.reshape(plan.T, self.Nq)
             mixed.copy_(flat if plan.active is None else flat[plan.active])
         else:
             own = kept.kv.view(-1, 2, self.m, self.d)
-            self.ops.merge(q.view(heads), own, out, lse, mixed.view(heads), plan, s, self.scale)
-        kept.lses.append(lse)
+            self.ops.merge(q.view(heads), own, out, kept.lses[s], mixed.view(heads), plan, s, self.scale)
         kept.states.append(state)
         self.arena.release(mark)
