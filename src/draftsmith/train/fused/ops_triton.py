@@ -1,0 +1,20 @@
+"""The step's elementwise parts on a GPU: the functions of ops_torch.py as Triton kernels."""
+
+from draftsmith.train.fused.triton_loss import soft_ce
+from draftsmith.train.fused.triton_merge import merge, merge_bwd
+from draftsmith.train.fused.triton_norm import norm_bwd, norm_fwd
+from draftsmith.train.fused.triton_rows import rope, running_max, shift_sum, silu_mul_bwd, silu_mul_fwd, through_norm
+
+__all__ = [
+    "merge",
+    "merge_bwd",
+    "norm_bwd",
+    "norm_fwd",
+    "rope",
+    "running_max",
+    "shift_sum",
+    "silu_mul_bwd",
+    "silu_mul_fwd",
+    "soft_ce",
+    "through_norm",
+]
