@@ -7,6 +7,7 @@ All three give the same few functions, with paths relative to the folder that ho
 from __future__ import annotations
 
 import zipfile
+import zlib
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -121,7 +122,7 @@ class ZipSource:
             raise too_large(self.name, rel, info.file_size)
         try:
             return self.zip.read(info)
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as e:
+        except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as e:
             raise UserError(f"{rel} in {self.file} cannot be unpacked: {e}", fix="download the wheel again") from None
 
     def read(self, rel: str) -> str:
