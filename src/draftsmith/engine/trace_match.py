@@ -48,12 +48,13 @@ def match(template: Template, message: str, cut: bool = False) -> Match | None:
         parts[0] = parts[0].lstrip()
     if isinstance(parts[-1], str):
         parts[-1] = parts[-1].rstrip()
-    whole = _fit(parts, message, 0)
+    # The blank before an empty value at the end was stripped with the message.
+    whole = _fit(parts, message, 0) or _fit(parts, message + " ", 0)
     if whole is not None:
         values, end = whole
         score = float(sum(_weight(p) for p in parts if isinstance(p, str)))
         rest = len(message) - end
-        return Match(score if rest == 0 else score * 0.9, values, rest == 0)
+        return Match(score if rest <= 0 else score * 0.9, values, rest <= 0)
     if cut:
         found = _fit_cut(parts, message)
         if found is not None:

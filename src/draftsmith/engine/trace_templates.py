@@ -226,7 +226,7 @@ def _called(node: ast.Call, scope: Scope, line: int, depth: int) -> list[Templat
         return [_hole(node)]
     if name in _SAME_TEXT:
         inner = owner if name in ("strip", "rstrip", "lstrip", "capitalize") else (node.args[0] if node.args else None)
-        if inner is not None and not (name == "str" and isinstance(inner, ast.Name)):
+        if inner is not None:
             return texts(inner, scope, line, depth + 1)
     return [_hole(node)]
 
