@@ -137,7 +137,7 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
             INTERFACE, "skip", f"{who}: {support.reason}", evidence, "report this engine's layout to draftsmith"
         )
     if support.supports:
-        return _row(INTERFACE, "pass", f"{who}: {support.reason}", evidence)
+        return _inside(ctx, facts, resolved, f"{who}: {support.reason}", evidence)
     raised = facts.interface.raises
     says = "Model does not support EAGLE3 interface" if raised else "an AttributeError"
     found = (
@@ -146,6 +146,24 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
     )
     where = [e for e in (facts.interface.where,) if e is not None]
     return _row(INTERFACE, "fail", found, [*evidence, *raised, *where], _way_out(ctx))
+
+
+def _inside(ctx: Context, facts: EngineFacts, resolved: Resolved, found: str, evidence: list[Evidence]) -> CheckRow:
+    """The same question to the language model inside a wrapper, where the engine says which class that is."""
+    from draftsmith.engine.reader.wrapper import collects, inner_entry
+
+    assert resolved.entry is not None and ctx.target_config is not None
+    outer = facts.class_of(resolved.entry)
+    inner = None if outer is None else inner_entry(facts, outer, ctx.target_config)
+    does, cls = (None, None) if inner is None else collects(facts, inner)
+    if inner is None or cls is None or does is None:
+        return _row(INTERFACE, "pass", found, evidence)
+    if does:
+        return _row(INTERFACE, "pass", f"{found}; the language model inside, {cls.name}, collects aux states", evidence)
+    found += (
+        f", but the language model inside, {cls.name}, does not collect aux states: the engine would stop while loading"
+    )
+    return _row(INTERFACE, "fail", found, [*evidence, cls.evidence], _way_out(ctx))
 
 
 def _sglang(ctx: Context, facts: EngineFacts) -> CheckRow:

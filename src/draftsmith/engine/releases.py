@@ -9,20 +9,20 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from draftsmith.engine.reader.drafters import looked_up
 from draftsmith.target.config import text_config
 
 FILE = "releases.json"
 
-Letter = Literal["-", "n", "y", "u", "t", "?"]
 MEANING: dict[str, str] = {
     "-": "not registered",
     "n": "registered, without the EAGLE-3 interface",
     "y": "registered, with the EAGLE-3 interface",
     "u": "through the Transformers backend, without the interface",
     "t": "through the Transformers backend, with the interface",
+    "i": "with the interface, but the language model inside collects no aux states",
     "?": "the class could not be followed",
 }
 """One letter per release and architecture."""
@@ -110,7 +110,7 @@ def _answer(
         letter = known.architectures.get(str(name), "").ljust(index + 1, "-")[index]
         if letter != "-":
             break
-    interface = {"y": True, "t": True, "n": False, "u": False}.get(letter)
+    interface = {"y": True, "t": True, "n": False, "u": False, "i": False}.get(letter)
     if letter == "-" and "TransformersForCausalLM" not in known.architectures:
         interface = False
     elif letter == "-":

@@ -16,6 +16,7 @@ from typing import Any
 
 from draftsmith.engine.reader import EngineFacts, read_engine, sglang
 from draftsmith.engine.reader.drafters import runner_reads, speculators_reads, switches
+from draftsmith.engine.reader.wrapper import hollow
 from draftsmith.engine.releases import FILE
 from draftsmith.record import atomic_write
 
@@ -38,6 +39,9 @@ def letters(facts: EngineFacts) -> dict[str, str]:
         supports = facts.support(entry).supports
         pair = "ut" if entry.by_transformers else "ny"
         found[arch] = "?" if supports is None else pair[supports]
+        cls = facts.class_of(entry)
+        if supports and cls is not None and hollow(facts, cls):
+            found[arch] = "i"
     return found
 
 

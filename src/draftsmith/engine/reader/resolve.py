@@ -6,6 +6,7 @@ Mirrors `_ModelRegistry.resolve_model_cls` and `ModelConfig._get_transformers_ba
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,24 +128,38 @@ def _by_transformers(facts: EngineFacts, name: str, config: dict[str, Any], evid
     return Resolved(name, entry, "transformers", reason, [registry.evidence(entry), where])
 
 
-_MARKS = ("_supports_attention_backend = True", "_supports_attention_backend: bool = True")
+_MARK = re.compile(r"^\s+_supports_attention_backend(: bool)? = True", re.MULTILINE)
+_ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
+AUTO = "transformers/models/auto/modeling_auto.py"
 
 
 def _transformers_modelling(facts: EngineFacts, name: str, config: dict[str, Any]) -> tuple[bool, Evidence] | None:
-    """(whether it supports attention backends, where) of transformers' class `name`; None where it is not there."""
+    """(whether it can take vLLM's attention, where) of transformers' class `name`; None where it is not there.
+
+    As `PreTrainedModel.is_backend_compatible` and, where the release asks it (0.30 on), `_can_set_attn_implementation`.
+    """
     source = facts.source
-    types = {config.get("model_type"), text_config(config).get("model_type")}
-    folders = sorted({t.replace("-", "_") for t in types if isinstance(t, str) and t})
-    for folder in folders:
-        for stem in (folder, folder.removesuffix("_text")):
-            rel = f"transformers/models/{stem}/modeling_{stem}.py"
-            if "/" in stem or ".." in stem or not source.exists(rel):
-                continue
-            text = source.read(rel)
-            at = text.find(f"class {name}(")
-            if at < 0:
-                continue
-            mark = next((m for m in _MARKS if m in text), None)
-            line = text.count("\n", 0, text.find(mark) if mark else at) + 1
-            return mark is not None, Evidence(rel, line, text.split("\n")[line - 1])
+    for folder in _folders(facts, name, config):
+        rel = f"transformers/models/{folder}/modeling_{folder}.py"
+        if not source.exists(rel):
+            continue
+        text = source.read(rel)
+        at = text.find(f"class {name}(")
+        if at < 0:
+            continue
+        mark = _MARK.search(text)
+        asks_more = facts.registry is not None and "_can_set_attn_implementation" in facts.registry.module.text
+        settable = asks_more and (not _ATTENTION.search(text) or "ALL_ATTENTION_FUNCTIONS.get_interface(" in text)
+        line = text.count("\n", 0, mark.start() + 1 if mark else at) + 1
+        return bool(mark or settable), Evidence(rel, line, text.split("\n")[line - 1])
     return None
+
+
+def _folders(facts: EngineFacts, name: str, config: dict[str, Any]) -> list[str]:
+    """Folders of transformers in which a class may be: by its table of classes, else by the model types."""
+    types: list[Any] = []
+    if facts.source.exists(AUTO):
+        types += re.findall(rf'\("([\w-]+)", "{re.escape(name)}"\)', facts.source.read(AUTO))
+    types += [config.get("model_type"), text_config(config).get("model_type")]
+    words = [t.replace("-", "_") for t in types if isinstance(t, str) and re.fullmatch(r"[\w-]+", t)]
+    return list(dict.fromkeys(w for word in words for w in (word, word.removesuffix("_text"))))
