@@ -40,6 +40,8 @@ class Answer:
     """One finished answer. `token_ids` and `prompt_token_ids` are empty where the server gives none.
 
     `top`: per answer token the most likely (token id, logprob) pairs, best first, if asked for with `top_logprobs`.
+    `steps`: (drafted, accepted) of each verifying step, where the server counts per request
+    (vLLM's --per-request-spec-decode-metrics detailed).
     """
 
     prompt_token_ids: list[int]
@@ -50,6 +52,7 @@ class Answer:
     usage: dict[str, int]
     model: str = ""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ class Stream:
     chunks: list[Chunk]
     finish_reason: str
     seconds: float
+    usage: dict[str, int] = field(default_factory=dict)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Answer tokens: by their ids, else as the server counted them."""
+        return len(self.token_ids) or self.usage.get("completion_tokens", 0)
 
     @property
     def token_ids(self) -> list[int]:
@@ -95,6 +105,11 @@ def root_url(url: str) -> str:
     if "://" not in url:
         url = "http://" + url
     return url.removesuffix("/v1")
+
+
+def _steps(found: dict[str, Any]) -> list[tuple[int, int]]:
+    counts = (found.get("metrics") or {}).get("speculative_decoding") or {}
+    return list(zip(counts.get("per_step_drafted") or [], counts.get("per_step_accepted") or [], strict=False))
 
 
 def _reasoning(message: dict[str, Any]) -> str:
@@ -252,6 +267,7 @@ class EngineClient:
             usage=_usage(found),
             model=str(found.get("model") or ""),
             top=_chat_top(choice.get("logprobs")),
+            steps=_steps(found),
         )
 
     async def complete(self, prompt: str | Sequence[int], **sampling: Any) -> Answer:
@@ -268,6 +284,7 @@ class EngineClient:
             usage=_usage(found),
             model=str(found.get("model") or ""),
             top=_completion_top(choice.get("logprobs")),
+            steps=_steps(found),
         )
 
     async def prompt_logprobs(self, token_ids: Sequence[int], top: int = 1) -> list[list[tuple[int, float]]]:
@@ -357,7 +374,10 @@ class EngineClient:
         prompt_ids: list[int] = []
         chunks: list[Chunk] = []
         finish = ""
-        async with self._open(path, body | {"stream": True}) as (response, sent):
+        usage: dict[str, int] = {}
+        steps: list[tuple[int, int]] = []
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        async with self._open(path, body) as (response, sent):
             try:
                 async for line in response.aiter_lines():
                     if not line.startswith("data:"):
@@ -368,6 +388,8 @@ class EngineClient:
                     event = json.loads(data)
                     if "error" in event:
                         raise UserError(f"{self.url}{path} broke off: {event['error']}", "", "see the server's log")
+                    usage = _usage(event) or usage
+                    steps = _steps(event) or steps
                     for choice in event.get("choices") or []:
                         prompt_ids = prompt_ids or choice.get("prompt_token_ids") or event.get("prompt_token_ids") or []
                         delta = choice.get("delta") or {}
@@ -382,7 +404,7 @@ class EngineClient:
                     "a stream that breaks cannot be timed",
                     "see the server's log and start again",
                 ) from None
-            return Stream(list(prompt_ids), chunks, finish, time.perf_counter() - sent)
+            return Stream(list(prompt_ids), chunks, finish, time.perf_counter() - sent, usage, steps)
 
 
 def _choice(found: dict[str, Any], url: str) -> dict[str, Any]:
