@@ -136,6 +136,18 @@ def normal_messages(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
+def _plain_fast(folder: Path) -> Any | None:
+    """tokenizer.json without the model's config (of a type that the installed transformers does not know), or None."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(str(folder))
+    except Exception:  # broken in the same way: the caller reports the first reason
+        return None
+
+
 class TargetTokenizer:
     """A loaded tokenizer with its folder. `inner` is transformers' own object."""
 
@@ -156,14 +168,18 @@ class TargetTokenizer:
                 "set target.trust_remote_code if you trust it, or capture from a running server, which renders itself",
             )
         try:
-            inner = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as e:
-            first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-            raise UserError(
-                f"the tokenizer in {folder} cannot be loaded: {first}",
-                "prompts are rendered with it",
-                "check that tokenizer.json and tokenizer_config.json are whole",
-            ) from None
+            inner: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        except (
+            Exception
+        ) as e:  # whatever a foreign folder makes transformers raise; the second way or the block says it
+            inner = _plain_fast(folder)
+            if inner is None:
+                first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+                raise UserError(
+                    f"the tokenizer in {folder} cannot be loaded: {first}",
+                    "prompts are rendered with it",
+                    "check that tokenizer.json and tokenizer_config.json are whole",
+                ) from None
         template = chat_template(folder)
         if template is not None:
             inner.chat_template = template
