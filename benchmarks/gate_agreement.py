@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="+", type=Path, help="wheels, or folders that hold vllm/")
     parser.add_argument("--real", type=Path, help="a python that can import vLLM, to ask it as well")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of releases that are not given again")
     given = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,10 +141,15 @@ def main() -> None:
                 rows[-1]["disagree"],
                 flush=True,
             )
+    if given.keep and RESULT.exists():
+        made = {(r["version"], r.get("real", False)) for r in rows}
+        rows += [r for r in json.loads(RESULT.read_text())["rows"] if (r["version"], r.get("real", False)) not in made]
+    rows.sort(key=lambda r: (r.get("real", False), [int(n) for n in r["version"].replace("post", "").split(".")]))
     ours, theirs = sum(r["agree"] for r in rows), sum(r["compared"] for r in rows)
+    releases = len({r["version"] for r in rows})
     result = {
-        "claim": f"the gate is read right for every architecture of {len(given.releases)} vLLM releases",
-        "command": "python benchmarks/gate_agreement.py wheels/*.whl" + (" --real PYTHON" if given.real else ""),
+        "claim": f"the gate is read right for every architecture of {releases} vLLM releases",
+        "command": "python benchmarks/gate_agreement.py wheels/*.whl --real PYTHON",
         "machine": machine(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),

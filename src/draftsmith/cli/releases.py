@@ -79,7 +79,11 @@ def releases(
     kind, names = text_config(config).get("model_type"), config.get("architectures")
     what = f"{', '.join(names) if isinstance(names, list) else target} (text model_type {kind!r})"
     if taken:
-        console.print(f"{what}: first taken by {engine_word(engine)} {first}, last known {last}", markup=False)
+        console.print(
+            f"{what}: first taken by {engine_word(engine)} {first}, last known {last}", markup=False, soft_wrap=True
+        )
     else:
-        console.print(f"{what}: no known release of {engine_word(engine)} surely takes it", markup=False)
+        console.print(
+            f"{what}: no known release of {engine_word(engine)} surely takes it", markup=False, soft_wrap=True
+        )
     raise typer.Exit(Exit.OK if taken else Exit.NO)
