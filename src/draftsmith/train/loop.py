@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Progress:
     evaluated: int = -1
     worse: int = 0
     baseline: float = 0.0
+    start: float | None = None
     finished: str = ""
 
 
@@ -75,7 +76,8 @@ class Training:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     ranks: Ranks = field(default_factory=Ranks)
-    sampler: Callable[[], dict[str, Any]] | None = None
+    measure_start: bool = False
+    """Validate before the first step: the start of an existing drafter is a candidate, and proves that it was not lost."""
 
     def __post_init__(self) -> None:
         s = self.section
@@ -163,6 +165,8 @@ class Training:
         p, total, count = self.progress, self.order.total, self.ranks.count
         first_packs, first_tokens = p.packs, p.tokens
         batches = read_ahead(self._load, range(p.packs + self.ranks.rank, total - total % count, count))
+        if self.measure_start and p.evaluated < 0:
+            self._measure_start()
         with self.ui.task("train", total, "packs") as task:
             task.advance(p.packs)
             for _, batch in batches if not p.finished else ():
@@ -197,6 +201,7 @@ class Training:
             "tokens": p.tokens,
             "tokens_per_second": None if rate is None else round(rate, 1),
             "best_step": p.best_step,
+            **({} if p.start is None else {"start_acceptance_length": round(p.start, 6)}),
             "stopped": p.finished or "all packs done",
             "baseline": round(p.baseline, 6),
             **p.best_figures,
@@ -238,6 +243,18 @@ class Training:
                     "top1": [round(v, 5) for v in top1.tolist()],
                     "tokens": p.tokens,
                 }
+            )
+
+    def _measure_start(self) -> None:
+        p = self.progress
+        self._validate()
+        p.start = p.best
+        first = p.best_figures["acceptance_per_position"][0]
+        self.ui.note(f"acceptance before the first step: {first:.1%} at position 0, length {p.best:.3f}")
+        if first <= p.baseline:
+            self.ui.warn(
+                f"the start is no better than always proposing the most frequent token ({p.baseline:.1%}): it was made "
+                "for another target, other aux layers, norms or rope, or was damaged"
             )
 
     def _validate(self) -> None:

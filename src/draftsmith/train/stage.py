@@ -66,34 +66,42 @@ def pick_device(section: Any) -> tuple[torch.device, torch.dtype]:
     return device, getattr(torch, name)
 
 
-def _start(run: Run, config: DrafterConfig, target: Path, vocab: Any, rms: Any) -> tuple[Drafter, TargetHead]:
-    """The drafter with its first weights (float32, on the CPU) and the teacher's head."""
+def start_model(run: Run, contract: Contract, target: Path, vocab: Any) -> tuple[Drafter, TargetHead]:
+    """The drafter with its first weights (float32, on the CPU, for unscaled states) and the teacher's head."""
     import torch
 
     from draftsmith.drafter.model import Drafter
+    from draftsmith.target.config import load_config
     from draftsmith.target.weights import read_embedding
-    from draftsmith.train.init import first_weights, target_head
+    from draftsmith.train.init import drafter_config, first_weights, target_head
 
-    section = run.recipe.train
+    section, ui = run.recipe.train, run.ui
     head = target_head(target, vocab.draft_to_target().tolist())
     embedding = read_embedding(target)
-    model = Drafter(config)
-    model.set_vocab(torch.as_tensor(vocab.d2t), torch.as_tensor(vocab.t2d))
-    if not config.own_embedding:
+    d2t, t2d = torch.as_tensor(vocab.d2t), torch.as_tensor(vocab.t2d)
+    if section.from_:
+        from draftsmith.train.start import drafter_from, read_start
+
+        found = read_start(Path(section.from_).expanduser(), contract, run.recipe.drafter)
+        model, notes = drafter_from(found, d2t, t2d, head, embedding)
+        for note in notes:
+            ui.note(f"from {section.from_}: {note}")
+        return model, head
+    model = Drafter(drafter_config(run.recipe.drafter, load_config(target), contract))
+    model.set_vocab(d2t, t2d)
+    if model.embed_tokens is None:
         model.attach_embedding(embedding.float())
     taken = first_weights(model, target, head, section.init, section.seed, embedding)
     if taken:
-        run.ui.note(f"from the target: {', '.join(taken)}")
+        ui.note(f"from the target: {', '.join(taken)}")
     return model, head
 
 
 def _work(run: Run, folder: Path) -> dict[str, Any]:
     from draftsmith.capture.rows import iter_rows
     from draftsmith.extract.source import open_states
-    from draftsmith.target.config import load_config
     from draftsmith.target.resolve import resolve_target
     from draftsmith.train.data import channel_rms, require_answers, split_rows
-    from draftsmith.train.init import drafter_config
     from draftsmith.train.loop import Training
     from draftsmith.train.steps import build
     from draftsmith.vocab.map import VocabMap
@@ -107,10 +115,13 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
     require_answers(split.train)
     ui.note(f"{len(split.train)} rows to train on, {len(split.held_out)} held out")
     target = resolve_target(run.recipe.target)
-    config = drafter_config(run.recipe.drafter, load_config(target), contract)
-    scaled = not (config.norms.norm_before_fc or config.norms.fc_norm)
-    rms = channel_rms(source, split.train) if scaled else None
-    model, head = _start(run, config, target, vocab, rms)
+    model, head = start_model(run, contract, target, vocab)
+    config = model.config
+    rms = None
+    if not (config.norms.norm_before_fc or config.norms.fc_norm):
+        rms = channel_rms(source, split.train)
+        if section.from_:
+            model.fc.weight.data.mul_(rms)
     device, dtype = pick_device(section)
     model = model.to(device, dtype)
     step, optimizer = build(model, head.to(device, dtype), section)
@@ -128,6 +139,7 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
         rms=rms,
         device=device,
         dtype=dtype,
+        measure_start=bool(section.from_),
     )
     figures = training.run()
     return figures | {
