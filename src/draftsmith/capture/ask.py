@@ -35,7 +35,8 @@ class Settings:
     top_p: float = 1.0
     max_tokens: int = 256
     max_prompt_tokens: int = 1024
-    seed: int = 0
+    seed: int | None = 0
+    """None: sample from the engine's own stream (see stage.seed_of)."""
 
 
 class GivenUp(Exception):  # noqa: N818 (no fault of ours)
@@ -110,8 +111,9 @@ class Asker:
             "max_tokens": s.max_tokens,
             "temperature": temperature,
             "top_p": s.top_p,
-            "seed": sample_seed(s.seed, prompt.prompt_id, sample, turn),
         }
+        if s.seed is not None:
+            sampling["seed"] = sample_seed(s.seed, prompt.prompt_id, sample, turn)
         if s.mode == "chat":
             if kwargs := template_kwargs(s.thinking):
                 sampling["chat_template_kwargs"] = kwargs
