@@ -154,9 +154,9 @@ class Pool:
 
         async def one(endpoint: Endpoint) -> str | None:
             reason = ""
-            for attempt in range(4):
+            for attempt in range(3):
                 if attempt:
-                    await asyncio.sleep(self.backoff * 2**attempt * (0.5 + random.random()))
+                    await asyncio.sleep(self.backoff * attempt * (0.5 + random.random()))
                 try:
                     endpoint.model = await endpoint.client.model()
                     return None

@@ -54,7 +54,7 @@ def rules_of(section: CaptureSection) -> Rules:
     return Rules(system=section.system)
 
 
-def settings_of(section: CaptureSection) -> Settings:
+def settings_of(section: CaptureSection, seeded: bool = True) -> Settings:
     return Settings(
         mode=section.mode,
         thinking=section.thinking,
@@ -62,7 +62,7 @@ def settings_of(section: CaptureSection) -> Settings:
         top_p=section.top_p,
         max_tokens=section.max_tokens,
         max_prompt_tokens=section.max_prompt_tokens,
-        seed=section.seed,
+        seed=section.seed if seeded else None,
     )
 
 
@@ -108,6 +108,7 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
     target = _folder(run)
     contract = first_contract(run, target)
     tokenizer = tokenizer_of(run, target)
+    _require_servable(run, target)
     plan = plan_of(run)
     contract.save(folder)
     key = _api_key(section)
@@ -120,7 +121,7 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
         result = capture_rows(
             plan,
             folder / ROWS,
-            settings_of(section),
+            settings_of(section, seeded=bool(section.endpoints) or not _own_cpu_engine(run)),
             servers,
             tokenizer,
             run.ui,
@@ -129,6 +130,18 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
         )
     contract.with_(data_hash=result["output_hash"]).save(folder)
     return result
+
+
+def _require_servable(run: Run, target: Path) -> None:
+    """Stop before the first answer where the engine would refuse a drafter for this target (exit code NO)."""
+    from draftsmith.check.before import require_servable
+    from draftsmith.engine.ensure import REFERENCE
+
+    path = run.recipe.engine.path
+    verdict = require_servable(target, None if path == REFERENCE else path)
+    for row in verdict.checks:
+        if row.status == "warn":
+            run.ui.warn(row.found)
 
 
 def _api_key(section: CaptureSection) -> str | None:
@@ -142,6 +155,14 @@ def _api_key(section: CaptureSection) -> str | None:
             f"export {section.api_key_env}=…",
         )
     return key
+
+
+def _own_cpu_engine(run: Run) -> bool:
+    """vLLM's CPU worker dies on a request with a seed whose prompt is prefilled in parts: gpu_model_runner.py calls
+    `gen.set_offset`, which a CPU generator refuses (seen in 0.32.0). There, answers come from the engine's own stream."""
+    from draftsmith.engine.find import find_engine
+
+    return find_engine(run.recipe.engine.path).platform == "cpu"
 
 
 def _engine(run: Run, target: Path, folder: Path) -> Any:
