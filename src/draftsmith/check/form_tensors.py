@@ -131,8 +131,11 @@ def fc(look: Look) -> Finding:
     if shape == (hidden, count * wide):
         return ok(f"fc.weight {list(shape)}: {count} aux states of {wide} ({by})")
     ids = d.top_ids or d.nested_ids
-    if shape[0] == hidden and shape[1] % wide == 0:
-        made_for = shape[1] // wide
+    theirs = look.target.hidden if look.ctx.target_config is not None else None
+    if shape == (hidden, count * (theirs or 0)):
+        fix = f"write target_hidden_size: {theirs}"
+    elif shape[0] == hidden and shape[1] % (theirs or wide) == 0:
+        made_for = shape[1] // (theirs or wide)
         fix = f"write num_aux_hidden_states: {made_for}" + (
             "" if ids and len(ids) == made_for else f" and the {made_for} layer ids that were trained"
         )

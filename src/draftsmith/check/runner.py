@@ -75,10 +75,7 @@ def aux_ids(look: Look) -> Finding:
             "the drafter was made for a deeper target, or the ids are wrong",
         )
     count, _ = aux_count(look)
-    fc, wide = (
-        look.drafter.shape("fc.weight"),
-        look.drafter.size("target_hidden_size") or look.drafter.size("hidden_size"),
-    )
+    fc, wide = look.drafter.shape("fc.weight"), t.hidden
     made_for = fc[1] // wide if fc and len(fc) == 2 and wide and fc[1] % wide == 0 else count
     if len(ids) != made_for:
         return fail(f"{len(ids)} ids ({where}), but fc is made for {made_for} aux states", "write the ids as trained")
