@@ -89,6 +89,18 @@ def test_an_environment_on_another_host_is_read(host: tuple[str, Path], tmp_path
     assert facts.path.startswith("ssh://")
 
 
+def test_an_editable_install_leads_to_a_checkout_on_the_same_host(host: tuple[str, Path], tmp_path: Path) -> None:
+    url, _ = host
+    checkout = engine_at(tmp_path / "checkout") / "lib/python3.12/site-packages"
+    info = tmp_path / "env/lib/python3.11/site-packages/vllm-9.8.7.dist-info"
+    info.mkdir(parents=True)
+    (info / "direct_url.json").write_text(f'{{"url": "file://{checkout}", "dir_info": {{"editable": true}}}}')
+    facts = read_engine(f"{url}{tmp_path / 'env'}")
+    assert facts.version == "9.8.7"
+    assert facts.source.name.startswith("ssh://")
+    assert facts.source.path("vllm") is None
+
+
 def test_an_unknown_host_key_is_refused(host: tuple[str, Path], tmp_path: Path) -> None:
     url, home = host
     (home / "known_hosts").write_text("")

@@ -130,9 +130,20 @@ def _editable(place: Source) -> Source | None:
         except (FileNotFoundError, ValueError, KeyError, AttributeError, TypeError):
             continue
         if isinstance(directory, dict) and directory.get("editable") and str(url).startswith("file://"):
-            folder = FolderSource(Path(unquote(urlparse(str(url)).path)))
-            return Below(folder, "python") if folder.exists("python/sglang") else folder
+            folder = _on_the_same_machine(place, unquote(urlparse(str(url)).path))
+            if folder is not None:
+                return Below(folder, "python") if folder.exists("python/sglang") else folder
     return None
+
+
+def _on_the_same_machine(place: Source, path: str) -> Source | None:
+    """Another folder of the machine that `place` lies on; None inside an archive."""
+    while isinstance(place, Below):
+        place = place.source
+    if isinstance(place, FolderSource):
+        return FolderSource(Path(path))
+    beside = getattr(place, "beside", None)
+    return None if beside is None else beside(path)
 
 
 def _identify(engine: str, source: Source, shown: str) -> Located:

@@ -6,6 +6,7 @@ Keys and agents as ssh uses them, ~/.ssh/config for aliases; no passwords. fsspe
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -34,6 +35,12 @@ class SshSource:
     @property
     def name(self) -> str:
         return self.url
+
+    def beside(self, path: str) -> SshSource:
+        """Another folder of the same host, over the same connection."""
+        other = copy(self)
+        other.root, other._names = path.rstrip("/") or "/", {}
+        return other
 
     def _at(self, rel: str) -> str:
         return f"{self.root.rstrip('/')}/{rel}" if rel else self.root
