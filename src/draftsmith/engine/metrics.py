@@ -106,12 +106,9 @@ class Counters:
 
     @staticmethod
     def from_dict(found: dict[str, Any]) -> Counters:
-        return Counters(
-            kind=found["kind"],
-            accepted_per_position=list(found["accepted_per_position"]),
-            speculative=found["drafts"] > 0,
-            **{name: int(found[name]) for name in _COUNTS},
-        )
+        counts: dict[str, Any] = {name: int(found[name]) for name in _COUNTS}
+        per = list(found["accepted_per_position"])
+        return Counters(found["kind"], accepted_per_position=per, speculative=found["drafts"] > 0, **counts)
 
 
 _COUNTS = ("drafts", "drafted", "accepted", "tokens", "prompt_tokens", "requests", "preemptions")
