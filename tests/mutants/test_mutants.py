@@ -47,7 +47,7 @@ def verdict_of(case: Case, root: Path, engines: dict[str, Path]) -> Verdict:
                     top_p=1.0,
                     server_model="m",
                     answer_text="",
-                )  # fmt: skip
+                )
                 for i, ids in enumerate(case.rows)
             ],
         )
