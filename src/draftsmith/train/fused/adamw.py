@@ -1,11 +1,14 @@
 """AdamW over the flat buffers of layout.FlatParams: clip, decay, moments and master weights in one pass.
 
-bfloat16 parameters keep an exact float32 master in two halves: the parameter itself is the upper one (rounded), an
-int16 buffer holds the difference of the two bit patterns. That is 2 bytes a parameter for what others spend 4 on.
+bfloat16 parameters keep their float32 master in two parts: the parameter itself is the upper one (rounded), `low` holds
+the difference of the two bit patterns, int16 and therefore exact. That is 2 bytes a parameter for what others spend 4
+on. Bytes a parameter beside the bf16 weight and gradient:
 
-Bytes a parameter beside the bf16 weight and gradient: adamw 2 + 4 + 4; lean 2 + 1 + 1 (moments as 8-bit codes with a
-float32 scale per block of 256, stochastically rounded so that slow averages do not get stuck). float32 parameters
-are their own masters.
+  adamw  2 + 4 + 4: exact master, float32 moments
+  lean   1 + 1 + 1: 24-bit master (int8 `low`), moments as 8-bit codes with a float32 scale per block of 256; what is
+         cut off is rounded stochastically, so that slow averages and small updates do not get stuck
+
+float32 parameters are their own masters.
 
 Everything that changes from step to step (count, rate, clip factor) is a device scalar: the step never waits for the
 device, and a captured graph can be replayed. A step whose gradient is not finite changes nothing.
@@ -57,7 +60,7 @@ class FusedAdamW:
         wide = torch.promote_types(dtype, torch.float32)
         self.state: dict[str, Tensor] = {"count": torch.zeros(1, dtype=torch.float64, device=device)}
         if dtype == torch.bfloat16:
-            self.state["low"] = torch.zeros(size, dtype=torch.int16, device=device)
+            self.state["low"] = torch.zeros(size, dtype=torch.int8 if lean else torch.int16, device=device)
         if lean:
             self.state["m"] = torch.zeros(size, dtype=torch.int8, device=device)
             self.state["v"] = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -130,27 +133,33 @@ class FusedAdamW:
 
 
 def join_master(param: Tensor, low: Tensor) -> Tensor:
-    """bf16 upper halves and int16 differences → float32 masters."""
-    bits = (param.view(torch.int16).int() << 16) + low.int()
-    return bits.view(torch.float32)
+    """bf16 upper parts and int16 (or int8: of the next 8 bits) differences → float32 masters."""
+    upper = param.view(torch.int16).int() << 16
+    return (upper + (low.int() << 8 if low.dtype == torch.int8 else low.int())).view(torch.float32)
 
 
-def split_master(master: Tensor, param: Tensor, low: Tensor) -> None:
-    """float32 masters → bf16 (rounded, ties up in bits) and the difference."""
+def split_master(master: Tensor, param: Tensor, low: Tensor, dice: Tensor | None = None) -> None:
+    """float32 masters → bf16 (rounded, ties up in bits) and the difference. An int8 `low` cuts 8 bits off, by the
+    dice (int32, 0…255): the mean is kept."""
     bits = master.view(torch.int32)
+    if low.dtype == torch.int8:
+        assert dice is not None
+        bits = (bits + dice) >> 8 << 8
     upper = (bits + 0x8000) >> 16
     param.view(torch.int16).copy_(upper)
-    low.copy_(bits - (upper << 16))
+    rest = bits - (upper << 16)
+    low.copy_(rest >> 8 if low.dtype == torch.int8 else rest)
 
 
-def dice(size: int, count: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two uniform numbers in [0, 1) per element from (element, step): a 32-bit mixing function (murmur3's)."""
+def dice(size: int, count: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Two uniform numbers in [0, 1) and one in 0…255 per element from (element, step), by a 32-bit mixing function
+    (murmur3's). The last is the fine end of the first."""
     mask = 0xFFFFFFFF
     h = torch.arange(size, device=device) * 0x9E3779B1 + count.long() * 0x85EBCA77 & mask
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         h = (h ^ (h >> shift)) * factor & mask
     h = h ^ (h >> 16)
-    return (h & 0xFFFF).float() / 65536, (h >> 16).float() / 65536
+    return (h & 0xFFFF).float() / 65536, (h >> 16).float() / 65536, (h & 0xFF).int()
 
 
 def decode(m: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,12 +195,13 @@ def update_plain(opt: FusedAdamW, scalars: Tensor) -> None:
     v = b2 * v + (1 - b2) * grad * grad
     master[: opt.decayed] *= 1 - lr * opt.weight_decay
     master -= lr / bias1 * m / (v.sqrt() / bias2 + opt.eps)
+    rolls = dice(m.numel(), count, m.device) if opt.lean else None
     if split:
-        split_master(master, opt.param, state["low"])
+        split_master(master, opt.param, state["low"], rolls[2] if rolls else None)
     else:
         opt.param.copy_(master)
-    if opt.lean:
-        m, v, scales = encode(m, v, *dice(m.numel(), count, m.device))
+    if rolls:
+        m, v, scales = encode(m, v, *rolls[:2])
         state["scales"].copy_(scales)
     state["m"].copy_(m)
     state["v"].copy_(v)

@@ -40,10 +40,10 @@ def backward(
     named = flat.named
     hidden_norm, post_norm = named["layers.0.hidden_norm.weight"], named["layers.0.post_attention_layernorm.weight"]
     heads = (-1, step.n, step.d)
-    dmixed, dh1, dq = take(K * R, Nq, **kind), take(K * R, H, **kind), take(K * R, Nq, **kind)
+    dh1, dq, dh0 = take(K * R, H, **kind), take(K * R, Nq, **kind), take(T, H, **kind)
     own = kept.kv.view(-1, 2, step.m, step.d)
-    first_kv = take(T, step.Nkv, dtype=step.wide).zero_()
-    dh0 = take(T, H, **kind)
+    after = arena.mark()  # what follows makes room for the weight products
+    dmixed, first_kv = take(K * R, Nq, **kind), take(T, step.Nkv, dtype=step.wide).zero_()
     wq, wkv = w["qkv"][:Nq, H:], w["qkv"][Nq:, H:]
 
     for s in reversed(range(K)):
@@ -95,6 +95,7 @@ def backward(
         else:
             _first_step(step, plan, kept, dq[b], dh1[b], dh0, norm_grads["hidden_norm"])
         arena.release(mark)
+    arena.release(after)
     _weights(step, batch, plan, kept, dy, dh1, dq, dh0, norm_grads, accumulate)
 
 

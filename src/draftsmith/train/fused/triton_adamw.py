@@ -19,12 +19,12 @@ SCRAMBLE = tl.constexpr(0x9E3779B1)
 
 @triton.jit
 def _dice(at, count):
-    """adamw.dice: two numbers in [0, 1) from element and step."""
+    """adamw.dice: two numbers in [0, 1) and one in 0…255 from element and step."""
     h = at.to(tl.uint32) * SCRAMBLE + count.to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    return (h & 0xFFFF).to(tl.float32) / 65536, (h >> 16).to(tl.float32) / 65536
+    return (h & 0xFFFF).to(tl.float32) / 65536, (h >> 16).to(tl.float32) / 65536, (h & 0xFF).to(tl.int32)
 
 
 @triton.jit
@@ -40,9 +40,10 @@ def _update(
         lr, bias1, bias2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
         g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * factor
         if SPLIT:
-            bits = (tl.load(param + at, mask=inside, other=0).to(tl.int32) << 16) + tl.load(
-                low + at, mask=inside, other=0
-            ).to(tl.int32)
+            rest = tl.load(low + at, mask=inside, other=0).to(tl.int32)
+            if LEAN:
+                rest = rest << 8
+            bits = (tl.load(param + at, mask=inside, other=0).to(tl.int32) << 16) + rest
             master = bits.to(tl.float32, bitcast=True)
         else:
             master = tl.load(param + at, mask=inside, other=0.0)
@@ -59,18 +60,24 @@ def _update(
         second = b2 * second + (1 - b2) * g * g
         master = tl.where(at < decayed, master * (1 - lr * decay), master)
         master = master - lr / bias1 * first / (tl.sqrt(second) / bias2 + eps)
+        if LEAN:
+            x, y, z = _dice(at, tl.load(scalars + 4))
         if SPLIT:
             bits = master.to(tl.int32, bitcast=True)
+            if LEAN:
+                bits = ((bits + z) >> 8) << 8
             upper = (bits + 0x8000) >> 16
             tl.store(param + at, upper.to(tl.int16), mask=inside)
-            tl.store(low + at, (bits - (upper << 16)).to(tl.int16), mask=inside)
+            rest = bits - (upper << 16)
+            if LEAN:
+                rest = rest >> 8
+            tl.store(low + at, rest.to(low.dtype.element_ty), mask=inside)
         else:
             tl.store(param + at, master, mask=inside)
         if LEAN:
             a, b = tl.max(tl.abs(first), 1), tl.max(second, 1)
             tl.store(scales + row, a, mask=row < blocks)
             tl.store(scales + blocks + row, b, mask=row < blocks)
-            x, y = _dice(at, tl.load(scalars + 4))
             c = tl.floor(tl.sqrt(tl.abs(first) / tl.maximum(a, 1e-38)[:, None]) * 127 + x)
             c = tl.where(first < 0, -1.0, 1.0) * tl.minimum(c, 127.0)
             e = tl.floor(tl.sqrt(tl.sqrt(second / tl.maximum(b, 1e-38)[:, None])) * 255 + y)
