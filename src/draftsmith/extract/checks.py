@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from draftsmith.contract import Contract
+from draftsmith.errors import UserError
+from draftsmith.extract.head import WeightsHead
 from draftsmith.extract.rows import Item
 from draftsmith.extract.self_check import (
     AGREES_BF16,
@@ -20,15 +22,24 @@ from draftsmith.extract.self_check import (
     relative_l2,
     require,
 )
+from draftsmith.extract.source import TransformersBackend
 from draftsmith.extract.states import States
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.stage import Run
+from draftsmith.target.resolve import resolve_target
 
 SHORT = 512
 """Tokens of a row that are checked: enough positions, little time."""
 
 
-def choose_references(run: Run, model: TransformersStates) -> list[Reference]:
+def free_memory() -> int:
+    """Bytes of memory that are available now."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def choose_references(run: Run, model: TransformersStates | WeightsHead) -> list[Reference]:
     """Rows to check with what the target says there: the engine's prompt logprobs if capture left them; else the
     tokens of answers given at temperature 0; else transformers' own most likely tokens (source says which)."""
     from draftsmith.capture.rows import iter_rows
@@ -50,6 +61,13 @@ def choose_references(run: Run, model: TransformersStates) -> list[Reference]:
             short(Reference(r.row_id, r.token_ids, r.boundary, [-1] * r.boundary + r.token_ids[r.boundary :], source))
             for r in greedy
         ]
+    if not isinstance(model, TransformersStates):
+        raise UserError(
+            "there is nothing to check the states against: capture left no prompt logprobs, no answer was given at temperature "
+            "0, and the target does not fit into memory here",
+            "wrong layers or a missing norm would not be seen",
+            "capture again with a server that gives prompt logprobs, or set extract.self_check_rows: 0",
+        )
     source = "transformers' own logits (capture left no prompt logprobs of the engine)"
     return [
         Reference(r.row_id, ids, r.boundary, [-1, *model.own_tops(ids)[:-1]], source)
@@ -58,15 +76,32 @@ def choose_references(run: Run, model: TransformersStates) -> list[Reference]:
     ]
 
 
+def reference_model(run: Run, backend: Any, contract: Contract) -> TransformersStates | WeightsHead:
+    """transformers' own forward, where the target fits into memory beside the engine; else its norm and lm_head, with
+    which the final state can be checked but not the aux streams."""
+    if isinstance(backend, TransformersBackend):
+        return backend.model
+    target, free = resolve_target(run.recipe.target), free_memory()
+    size = 2 * sum(p.stat().st_size for p in target.glob("*.safetensors"))  # as float32
+    if size < free / 2:
+        trust = run.recipe.target.trust_remote_code
+        return TransformersStates(target, contract.aux_layer_ids or [], device="cpu", trust_remote_code=trust)
+    run.ui.warn(
+        f"the target takes {size / 1e9:.0f} GB in float32 and {free / 1e9:.0f} GB of memory are free: its final states are "
+        "checked, its aux streams are not compared with a forward of their own"
+    )
+    return WeightsHead(target)
+
+
 def run_self_check(run: Run, backend: Any, contract: Contract) -> Report:
     """Compute a few rows as the long work will and compare; UserError (exit 1) if anything is off."""
     section = run.recipe.extract
     if not section.self_check_rows:
         run.ui.warn("extract.self_check_rows is 0: layers, norm and alignment of the states are not verified")
         return Report()
-    references = choose_references(run, backend.model)
+    model = reference_model(run, backend, contract)
+    references = choose_references(run, model)
     batch = [Item(r.row_id, np.asarray(r.token_ids, dtype=np.int32), r.boundary) for r in references]
-    model = backend.model
     report = compare(backend.compute_full(batch), references, model, contract, section.self_check_min)
     require(report, section.self_check_min)
     run.ui.note(
@@ -77,14 +112,18 @@ def run_self_check(run: Run, backend: Any, contract: Contract) -> Report:
 
 
 def compare(
-    made: list[States], references: list[Reference], model: TransformersStates, contract: Contract, minimum: float
+    made: list[States],
+    references: list[Reference],
+    model: TransformersStates | WeightsHead,
+    contract: Contract,
+    minimum: float,
 ) -> Report:
     """Both comparisons for states made by any backend, against `model` (transformers) and the references."""
     report = Report(source=references[0].source if references else "none")
-    ids, n = contract.aux_layer_ids or [], model.num_layers
+    ids, n = contract.aux_layer_ids or [], contract.target.num_layers
     off: dict[int, str] = {}
-    full = [model.all_streams(r.token_ids) for r in references]
-    for states, streams in zip(made, full, strict=True):
+    full = [model.all_streams(r.token_ids) for r in references] if isinstance(model, TransformersStates) else []
+    for states, streams in zip(made, full, strict=bool(full)):
         errors, problems = check_aux(states.aux, ids, streams, AGREES_BF16)
         report.aux = {k: max(v, report.aux.get(k, 0.0)) for k, v in errors.items()}
         off = problems | off  # the first row's words
@@ -93,7 +132,7 @@ def compare(
 
     def identify() -> str | None:
         got = torch.cat([f for f, _ in finals])
-        for k in range(n):
+        for k in range(n if full else 0):
             want = torch.cat([x[k, at : at + len(f)] for x, (f, at) in zip(full, finals, strict=True)])
             if relative_l2(got, want) <= AGREES_BF16:
                 return f"the stream entering layer {k}, not the one after layer {n - 1}"

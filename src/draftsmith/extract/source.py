@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,12 @@ class Backend(Protocol):
 
     def compute(self, batch: Sequence[Item]) -> list[States]:
         """States of one batch, in its order."""
+
+    def compute_full(self, batch: Sequence[Item]) -> list[States]:
+        """As `compute`, with the final state whatever the codec keeps."""
+
+    def stream(self, batches: Iterable[list[Item]]) -> Iterator[tuple[list[Item], list[States]]]:
+        """Batches with their states, in order; an engine may work ahead."""
 
 
 class StateSource(Protocol):
@@ -74,11 +80,21 @@ class TransformersBackend:
         """As `compute`, with the final state whatever the codec keeps."""
         return self.model.states([i.token_ids.tolist() for i in batch], [i.boundary for i in batch], final_too=True)
 
+    def stream(self, batches: Iterable[list[Item]]) -> Iterator[tuple[list[Item], list[States]]]:
+        for batch in batches:
+            yield batch, self.compute(batch)
+
 
 @contextmanager
-def open_backend(run: Run, contract: Contract, draft_ids: Tensor | None) -> Iterator[Any]:
+def open_backend(run: Run, contract: Contract, draft_ids: Tensor | None) -> Iterator[Backend]:
     """The recipe's backend, closed at the end."""
-    yield TransformersBackend(run, contract, draft_ids)
+    if run.recipe.extract.backend == "transformers":
+        yield TransformersBackend(run, contract, draft_ids)
+        return
+    from draftsmith.extract import vllm_backend
+
+    with ExitStack() as stack:
+        yield vllm_backend.start(run, contract, draft_ids, stack)
 
 
 class LiveStates:

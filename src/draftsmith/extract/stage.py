@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,23 +94,27 @@ def _store(run: Run, folder: Path, contract: Contract, codec: Codec, backend: Ba
         StateWriter(folder, contract, codec) as writer,
         run.ui.task("hidden states", total, "tok") as task,
     ):
-        seen = 0
-        for batch in batches(items(run, Counter()), run.recipe.extract.batch_tokens):
-            seen += len(batch)
+
+        def unfinished() -> Iterator[list[Item]]:
+            for batch in batches(items(run, Counter()), run.recipe.extract.batch_tokens):
+                if all(i.row_id in writer.done for i in batch):
+                    task.advance(sum(i.tokens for i in batch))
+                else:
+                    yield batch
+
+        for batch, made_states in backend.stream(unfinished()):
+            for item, states in zip(batch, made_states, strict=True):
+                if item.row_id in writer.done:
+                    continue
+                if finite(states):
+                    writer.add(item.row_id, states)
+                else:
+                    writer.skip(item.row_id, "NaN or infinite states")
             tokens = sum(i.tokens for i in batch)
-            todo = [i.row_id for i in batch if i.row_id not in writer.done]
-            if todo:
-                made += tokens
-                for item, states in zip(batch, backend.compute(batch), strict=True):
-                    if item.row_id not in todo:
-                        continue
-                    if finite(states):
-                        writer.add(item.row_id, states)
-                    else:
-                        writer.skip(item.row_id, "NaN or infinite states")
-                _require_few_nan(len(writer.skipped), seen)
+            made += tokens
             task.advance(tokens)
-        _require_few_nan(len(writer.skipped), seen, last=True)
+            _require_few_nan(len(writer.skipped), len(writer.done))
+        _require_few_nan(len(writer.skipped), len(writer.done), last=True)
         skipped = Counter(writer.skipped.values())
     seconds = time.time() - started
     return {"skipped": dict(skipped), "tokens_per_second": round(made / seconds, 1) if made else None}

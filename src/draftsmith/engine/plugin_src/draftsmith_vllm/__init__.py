@@ -55,7 +55,13 @@ def _gate(version: str) -> None:
     install()
 
 
-FEATURES: dict[str, Callable[[str], None]] = {"mends": _mends, "gate": _gate}
+def _states(version: str) -> None:
+    from .states import install
+
+    install()
+
+
+FEATURES: dict[str, Callable[[str], None]] = {"mends": _mends, "gate": _gate, "states": _states}
 """What the plugin can do, in this order. Giving a class the EAGLE-3 interface belongs here as well."""
 
 

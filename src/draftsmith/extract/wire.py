@@ -1,0 +1,121 @@
+"""The client's end of the plugin's states: what an engine must be started with, what a request must ask, and how a
+finished file becomes `States`. (The engine's end: draftsmith_vllm/states.py, which describes the file.)"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftsmith.contract import Contract
+from draftsmith.engine.plugin_src.draftsmith_vllm.states import FROM, KEY, VARIABLE
+from draftsmith.errors import Exit, UserError
+from draftsmith.extract.states import States
+
+RAM_FOLDER = Path("/dev/shm")
+RAM_BYTES = 4 << 30
+"""Files pass through memory where the RAM disk has so much room, else through the run's own disk."""
+
+
+class Wire:
+    """A folder through which one engine hands over states; use as a context manager, the folder goes at the end.
+
+    layers: the contract's aux layers and the number of layers (the final state), ascending."""
+
+    def __init__(self, contract: Contract, near: Path, argmax: bool = True) -> None:
+        self.aux_ids, self.num_layers = list(contract.aux_layer_ids or []), contract.target.num_layers
+        self.layers = sorted({*self.aux_ids, self.num_layers})
+        self.argmax = argmax
+        ram = RAM_FOLDER.is_dir() and os.access(RAM_FOLDER, os.W_OK) and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES
+        self.folder = Path(tempfile.mkdtemp(prefix="draftsmith-states-", dir=RAM_FOLDER if ram else near))
+        self._count = itertools.count()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the engine. Its newer model runner is not tapped, so the older one (V1) is asked for."""
+        given = {"folder": str(self.folder), "layers": self.layers, "argmax": self.argmax}
+        return {VARIABLE: json.dumps(given), "VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+    def arguments(self) -> list[str]:
+        """Flags for the engine: layers are part of its compile cache's key, or a graph without them could be loaded."""
+        return ["--additional-config", json.dumps({"draftsmith_states": self.layers})]
+
+    def ask(self, boundary: int) -> tuple[str, dict[str, Any]]:
+        """A file name for one request, and the body fields that ask for it."""
+        name = f"s{next(self._count)}"
+        return name, {"vllm_xargs": {KEY: name, FROM: max(boundary - 1, 0)}}
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def wait(self, name: str, alive: Callable[[], None], timeout: float = 120.0) -> Path:
+        """The finished file. alive() raises where the engine has died; UserError after `timeout` seconds."""
+        path, started, pause = self.path(name), time.monotonic(), 0.001
+        while not path.exists():
+            if time.monotonic() - started > timeout:
+                raise UserError(
+                    f"the engine answered but gave no states within {timeout:.0f} s",
+                    "the plugin is not in effect there, or its folder cannot be written",
+                    "see the engine's log for 'draftsmith_vllm'",
+                    Exit.NO,
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+            if pause >= 0.05:
+                alive()
+        return path
+
+    def take(self, name: str, token_ids: Sequence[int], boundary: int, alive: Callable[[], None]) -> States:
+        """The row's states, its file removed. A row that was generated lacks the state of its last token (the engine
+        never read it): the one before stands in, at a position that no training step uses.
+
+        UserError where the engine's tokens are not the row's, or a part is missing."""
+        from safetensors import safe_open
+
+        path = self.wait(name, alive)
+        with safe_open(str(path), framework="pt", device="cpu") as f:
+            found, ids, tops = (f.get_tensor(n) for n in ("states", "token_ids", "argmax"))
+            start = int(f.metadata()["start"])
+        path.unlink()
+        T = len(token_ids)
+        want = torch.as_tensor(token_ids, dtype=torch.int32)
+        if start or len(ids) < T - 1:
+            raise UserError(
+                f"the engine gave states for positions {start} to {len(ids)} of a row of {T} tokens",
+                "a prefix cache keeps tokens from being computed, and rows must not be shortened (H01)",
+                "start the engine with --no-enable-prefix-caching",
+                Exit.NO,
+            )
+        n = min(len(ids), T)
+        if not torch.equal(ids[:n], want[:n]):
+            at = int((ids[:n] != want[:n]).nonzero()[0])
+            raise UserError(
+                f"the engine computed other tokens than the row's: at position {at} {int(ids[at])}, not {int(want[at])}",
+                "states and tokens would not belong together",
+                "report this with the engine's version",
+                Exit.NO,
+            )
+        if n < T:
+            found, tops = torch.cat([found[:n], found[n - 1 : n]]), torch.cat([tops[:n], tops.new_full((1,), -1)])
+        first = max(boundary - 1, 0)
+        return States(
+            token_ids=want.long(),
+            boundary=boundary,
+            aux=found[:T, [self.layers.index(k) for k in self.aux_ids]],
+            final_start=first,
+            final=found[first:T, self.layers.index(self.num_layers)],
+            argmax=tops[first:T].long() if self.argmax else None,
+        )
