@@ -150,9 +150,17 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
 
 def _inside(ctx: Context, facts: EngineFacts, resolved: Resolved, found: str, evidence: list[Evidence]) -> CheckRow:
     """The same question to the language model inside a wrapper, where the engine says which class that is."""
+    from draftsmith.engine.reader.backend import transformers_need
     from draftsmith.engine.reader.wrapper import collects, inner_entry
 
     assert resolved.entry is not None and ctx.target_config is not None
+    need = transformers_need(facts, resolved.entry)
+    if need is not None:
+        have = f"transformers {need.installed} is installed" if need.installed else f"it pins transformers {need.pin}"
+        evidence = [*evidence, need.where]
+        found += f"; the backend asks for transformers {need.required} for EAGLE-3, and {have}"
+        if need.met is False:
+            return _row(INTERFACE, "fail", f"{found}: the engine would stop while loading", evidence, _way_out(ctx))
     outer = facts.class_of(resolved.entry)
     inner = None if outer is None else inner_entry(facts, outer, ctx.target_config)
     does, cls = (None, None) if inner is None else collects(facts, inner)

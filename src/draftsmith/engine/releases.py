@@ -23,6 +23,7 @@ MEANING: dict[str, str] = {
     "u": "through the Transformers backend, without the interface",
     "t": "through the Transformers backend, with the interface",
     "i": "with the interface, but the language model inside collects no aux states",
+    "p": "through the Transformers backend, whose EAGLE-3 needs a newer transformers than this release allows",
     "?": "the class could not be followed",
 }
 """One letter per release and architecture."""
@@ -110,12 +111,13 @@ def _answer(
         letter = known.architectures.get(str(name), "").ljust(index + 1, "-")[index]
         if letter != "-":
             break
-    interface = {"y": True, "t": True, "n": False, "u": False, "i": False}.get(letter)
+    interface = {"y": True, "t": True, "n": False, "u": False, "i": False, "p": False}.get(letter)
     if letter == "-" and "TransformersForCausalLM" not in known.architectures:
         interface = False
     elif letter == "-":
         backend = known.architectures.get("TransformersForCausalLM", "").ljust(index + 1, "-")[index]
         interface = None if backend == "t" else False
+        letter = backend if backend == "p" else letter
         if interface is None:
             notes.append("not registered: perhaps through the Transformers backend")
     if interface is False:

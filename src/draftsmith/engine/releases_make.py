@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.engine.reader import EngineFacts, read_engine, sglang
+from draftsmith.engine.reader.backend import transformers_need, transformers_pin
 from draftsmith.engine.reader.drafters import runner_reads, speculators_reads, switches
 from draftsmith.engine.reader.wrapper import hollow
 from draftsmith.engine.releases import FILE
@@ -42,6 +43,9 @@ def letters(facts: EngineFacts) -> dict[str, str]:
         cls = facts.class_of(entry)
         if supports and cls is not None and hollow(facts, cls):
             found[arch] = "i"
+        need = transformers_need(facts, entry) if supports else None
+        if need is not None and need.met is False:
+            found[arch] = "p"
     return found
 
 
@@ -61,16 +65,6 @@ def describe(facts: EngineFacts) -> dict[str, Any]:
         "ids_v2": sorted({r.spelled for r in runner_reads(facts, "v2").reads if r.key.endswith("layer_ids")}),
         "transformers": transformers_pin(facts),
     }
-
-
-def transformers_pin(facts: EngineFacts) -> str:
-    """The requirement on transformers in the distribution's metadata; "" where there is none."""
-    for name in facts.source.names(""):
-        if name.endswith(".dist-info") and facts.source.exists(f"{name}/METADATA"):
-            for line in facts.source.read(f"{name}/METADATA").split("\n"):
-                if line.startswith("Requires-Dist: transformers") and line[27:28] in "<>=!~ (":
-                    return line.removeprefix("Requires-Dist: transformers").split(";")[0].strip(" ()")
-    return ""
 
 
 def release_key(version: str) -> tuple[int, ...]:
