@@ -76,6 +76,19 @@ def smollm2_target() -> Path:
     return smollm2_folder()
 
 
+@pytest.fixture(scope="session")
+def real_engine() -> Any:
+    """The vLLM that real-engine tests run: $DRAFTSMITH_ENGINE, the managed one, or one installed now (minutes, once)."""
+    import os
+
+    from draftsmith.engine.find import find_engine, managed_engines
+    from draftsmith.engine.install import install
+
+    if os.environ.get("DRAFTSMITH_ENGINE") or managed_engines():
+        return find_engine()
+    return install()
+
+
 @pytest.fixture
 def tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     """Maker of tiny random Llama folders: `tiny_llama("name", seed=0, template=None, hidden_size=…)`."""
