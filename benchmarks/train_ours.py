@@ -2,21 +2,24 @@
 
     python benchmarks/train_ours.py A "7:2048:1,3:2048:1" teacher=full out=results.jsonl
 
-A configuration is K:tokens:documents. Options: teacher=full (first choice over the whole vocabulary found within the
-step, as the anchor does) or stored (it comes with the data); lean=1; mask=0.4 (answer share of each document, at its
-end); graph=1 (the step as one CUDA graph); kernel=cudnn|flash; prof=1 (kernel times of one step into prof.txt).
-bf16, random states and weights, forward + backward + clip + AdamW with float32 masters.
+A configuration is K:tokens:documents, with :0.4 behind it to supervise only the last 40 % of every document. Options:
+teacher=full (first choice over the whole vocabulary found within the step, as the anchor does) or stored (it comes
+with the data); lean=1 (8-bit moments); graph=1 (the step as one CUDA graph); kernel=cudnn|flash; prof=1 (kernel times
+of one step into prof.txt). bf16, random states and weights, forward + backward + clip + AdamW with float32 masters.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from pathlib import Path
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
+from train_gate import Gate
+from train_shapes import BF16, DEVICE, SHAPES, normal
 
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.train.batch import StepBatch
@@ -27,16 +30,6 @@ from draftsmith.train.fused.plan import Plan, draft_index
 from draftsmith.train.fused.step import FusedStep
 from draftsmith.train.objective import TargetHead
 
-# H, query heads, key heads, head_dim, MLP, V, D
-SHAPES = {
-    "A": (7168, 64, 64, 128, 18432, 163840, 32000),
-    "B": (4096, 32, 8, 128, 12288, 151936, 32000),
-    "C": (576, 9, 3, 64, 1536, 49152, 16384),
-    "tiny": (128, 4, 2, 64, 256, 1024, 512),
-}
-DEVICE = torch.device("cuda")
-BF16 = torch.bfloat16
-
 
 def shape_config(name: str) -> DrafterConfig:
     H, n, m, d, F, V, D = SHAPES[name]
@@ -44,15 +37,6 @@ def shape_config(name: str) -> DrafterConfig:
         hidden_size=H, target_hidden_size=H, vocab_size=V, draft_vocab_size=D, num_attention_heads=n,
         num_key_value_heads=m, head_dim=d, intermediate_size=F, rms_norm_eps=1e-6,
     )  # fmt: skip
-
-
-def normal(gen: torch.Generator, *shape: int, std: float = 1.0) -> torch.Tensor:
-    """bf16 normal numbers, made in slices."""
-    out = torch.empty(shape, device=DEVICE, dtype=BF16)
-    for i in range(0, shape[0], 8192):
-        part = out[i : i + 8192]
-        part.copy_(torch.randn(part.shape, generator=gen, device=DEVICE).mul_(std))
-    return out
 
 
 class Ours:
@@ -63,7 +47,7 @@ class Ours:
         self.config = c = shape_config(shape)
         gen = self.gen = torch.Generator(device=DEVICE).manual_seed(0)
         self.flat = FlatParams(c, DEVICE, BF16)
-        for name, p in self.flat.named.items():
+        for p in self.flat.named.values():
             p.fill_(1.0) if p.dim() == 1 else p.copy_(normal(gen, *p.shape, std=0.02))
         ids = torch.randperm(c.vocab_size, generator=gen, device=DEVICE)[: c.draft_vocab_size].sort().values
         t2d = torch.zeros(c.vocab_size, dtype=torch.bool, device=DEVICE)
@@ -85,7 +69,7 @@ class Ours:
         c, T = self.config, length * docs
         index = torch.arange(length).repeat(docs)
         first = round(length * (1 - share))
-        mask = torch.stack([(index + s + 1 < length) & (index + s + 2 >= first) for s in range(K)])
+        mask = torch.stack([(index + s + 1 < length) & (index + s >= first) for s in range(K)])
         batch = StepBatch(
             token_ids=torch.randint(c.vocab_size, (T,), generator=self.gen, device=DEVICE).cpu(),
             aux=torch.empty(0),
@@ -147,7 +131,11 @@ def measure(ours: Ours, K: int, length: int, docs: int, opts: dict[str, str], sh
         events[i + 1].record()
     torch.cuda.synchronize()
     losses.append(float(loss))
-    times = [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)]
+    began = time.perf_counter()
+    run()
+    issue = (time.perf_counter() - began) * 1e3
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
     ms = statistics.median(times)
     vocabulary = ours.config.vocab_size if ours.step.full is not None else ours.config.draft_vocab_size
     flops = executed_flops(ours.config, plan, vocabulary)
@@ -158,6 +146,7 @@ def measure(ours: Ours, K: int, length: int, docs: int, opts: dict[str, str], sh
         "arena_gib": round(ours.step.arena.block.numel() / 2**30, 3), "executed_tflop": round(flops / 1e12, 3),
         "executed_tflops": round(flops / ms / 1e9, 1), "losses": [round(x, 4) for x in losses],
         "active_rows": plan.R, "pairs": len(plan.slot), "warm_s": round(warm, 1),
+        "host_ms": round(issue, 1),
     }  # fmt: skip
     if opts.get("prof") == "1":
         profile(run, f"{shape} K={K} {docs}x{length} {opts}")
@@ -188,9 +177,12 @@ def main() -> None:
     out = opts.pop("out", None)
     chunk = int(opts["chunk_mib"]) << 20 if "chunk_mib" in opts else None
     ours = Ours(shape, opts.get("teacher", "full"), opts.get("lean") == "1", opts.get("kernel"), chunk)
+    gate = Gate()
+    gate.exclusive()
     for run in runs.split(","):
-        K, length, docs = (int(x) for x in run.split(":"))
-        result = measure(ours, K, length, docs, opts, shape)
+        K, length, docs, *share = run.split(":")
+        chosen = opts | {"mask": share[0]} if share else opts
+        result = measure(ours, int(K), int(length), int(docs), chosen, shape)
         print("RESULT", json.dumps(result), flush=True)
         if out:
             with Path(out).open("a") as f:
