@@ -110,13 +110,16 @@ def used(look: Look) -> Finding:
     if ids is None:
         return ok(plain, u.evidence)
     kind = meaning(ids, t.layers, d.dialect)
+    if look.contract and look.contract.aux_layer_ids == ids:
+        kind = "entering"  # the contract's ids are in this meaning, whatever they look like
     meant = tuple(sorted({i + 1 for i in ids} if kind == "output" else set(ids)))
     if u.ids == meant:
         note = f"; {ids} in {where} count outputs, so these are the layers meant" if kind == "output" else ""
         return ok(plain + note, u.evidence)
     fix = f"write eagle_aux_hidden_state_layer_ids: {list(meant)} at top level, and num_aux_hidden_states: {len(meant)}"
     if kind == "output" and u.ids == tuple(sorted(set(ids))):
-        return fail(
+        # At top level the engine's meaning is the rule, so the producers' default there is only suspicious.
+        return (warn if where == "top level" else fail)(
             f"{ids} in {where} count the outputs of layers (SGLang's meaning), but {plain}: one layer too early",
             fix + " (draftsmith remedy writes such a folder)",
             u.evidence,
