@@ -22,7 +22,7 @@ FP8_MAX = 448.0  # largest e4m3fn value
 
 class Codec(Protocol):
     """encode/decode one row. `needs_topk`: encode wants States.topk, not States.final. `fields`: names that encode()
-    always gives (besides argmax, which a row may lack)."""
+    always gives (besides argmax and answer, which a row may lack)."""
 
     name: str
     fields: tuple[str, ...]
@@ -43,17 +43,20 @@ def _ids(s: States) -> dict[str, Tensor]:
     out = {"token_ids": s.token_ids.to(torch.int32)}
     if s.argmax is not None:
         out["argmax"] = s.argmax.to(torch.int32)
+    if s.answer is not None:
+        out["answer"] = s.answer.to(torch.uint8)
     return out
 
 
 def _base(fields: dict[str, Tensor], boundary: int, final_start: int, aux: Tensor) -> dict[str, Any]:
-    argmax = fields.get("argmax")
+    argmax, answer = fields.get("argmax"), fields.get("answer")
     return {
         "token_ids": fields["token_ids"].long(),
         "boundary": boundary,
         "aux": aux,
         "final_start": final_start,
         "argmax": None if argmax is None else argmax.long(),
+        "answer": None if answer is None else answer.bool(),
     }
 
 

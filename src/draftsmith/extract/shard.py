@@ -51,6 +51,7 @@ class Entry:
     final_start: int
     argmax: bool
     bytes: int
+    answer: bool = False
 
 
 def _raw(t: Tensor) -> memoryview:
@@ -144,8 +145,17 @@ class ShardWriter:
             crc = zlib.crc32(raw, crc)
             self._file.write(raw)
         self._file.flush()
-        argmax = row.argmax is not None
-        entry = Entry(row_id, self.name, number, row.tokens, row.boundary, row.final_start, argmax, at - start)
+        entry = Entry(
+            row_id,
+            self.name,
+            number,
+            row.tokens,
+            row.boundary,
+            row.final_start,
+            row.argmax is not None,
+            at - start,
+            row.answer is not None,
+        )
         line = json.dumps({"entry": asdict(entry), "fields": described, "end": at, "crc": crc})
         self._log.write(line + "\n")
         self._log.flush()

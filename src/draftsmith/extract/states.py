@@ -42,7 +42,8 @@ class TopK:
 class States:
     """One row. token_ids int64 [T]; aux bf16 [T, A, G], streams in the order of the contract's aux_layer_ids;
     final bf16 [M, G] (None where only `topk` is kept) for positions final_start … T-1; argmax int64 [M] = the
-    target's most likely token after each of these positions; boundary = index of the first answer token."""
+    target's most likely token after each of these positions; boundary = index of the first answer token. answer bool [T]:
+    which tokens are supervised, where that is not simply all from the boundary on (imported rows of several turns)."""
 
     token_ids: Tensor
     boundary: int
@@ -51,6 +52,7 @@ class States:
     final: Tensor | None = None
     argmax: Tensor | None = None
     topk: TopK | None = None
+    answer: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -73,6 +75,8 @@ class States:
             raise ValueError(f"aux holds {self.aux.shape[1]} layers, want {aux_layers}")
         if not 0 <= self.final_start <= T:
             raise ValueError(f"final_start {self.final_start} is outside 0…{T}")
+        if self.answer is not None and self.answer.shape[0] != T:
+            raise ValueError(f"answer has {self.answer.shape[0]} positions, want {T}")
         topk = None if self.topk is None else self.topk.ids
         for name, t in (("final", self.final), ("argmax", self.argmax), ("topk", topk)):
             if t is not None and t.shape[0] != M:

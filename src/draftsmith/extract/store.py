@@ -225,8 +225,8 @@ class StateStore:
 
     def read_entry(self, entry: Entry) -> States:
         handle, prefix = self._handle(entry.shard), f"{entry.number}."
-        names = (*self.codec.fields, "argmax") if entry.argmax else self.codec.fields
-        fields = {n: handle.get_tensor(prefix + n) for n in names}
+        optional = [n for n in ("argmax", "answer") if getattr(entry, n)]
+        fields = {n: handle.get_tensor(prefix + n) for n in (*self.codec.fields, *optional)}
         return self.codec.decode(fields, entry.boundary, entry.final_start)
 
     def read_many(self, row_ids: Iterable[str]) -> Iterator[tuple[str, States]]:
