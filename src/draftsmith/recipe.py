@@ -45,7 +45,9 @@ class EngineSection(_Section):
     args: list[str] = Field(default_factory=list, description="further flags for the engine's server")
     env: dict[str, str] = Field(default_factory=dict, description="further environment variables for the engine")
     max_model_len: int = Field(2048, gt=0, description="tokens of context the server is started with")
-    dtype: str = Field("bfloat16", description="the engine's compute type")
+    dtype: str = Field(
+        "auto", description="the engine's compute type; auto = bfloat16 where the hardware multiplies it, else float32"
+    )
     start_timeout: int = Field(900, gt=0, description="seconds to wait for the server to be ready")
 
 
