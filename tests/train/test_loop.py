@@ -12,9 +12,9 @@ from draftsmith.dialects import native
 from draftsmith.errors import UserError
 from draftsmith.recipe import TrainSection
 from draftsmith.train.checkpoint import read_resume
+from draftsmith.train.core import build
 from draftsmith.train.data import channel_rms, split_rows
 from draftsmith.train.loop import Training
-from draftsmith.train.steps import build
 from draftsmith.ui import QuietUi
 
 
@@ -29,11 +29,9 @@ def training(folder, sec=None, hand=True, store=None, **changes):
     store = store or fake_store()
     split = split_rows(store.index, sec.held_out_rows)
     model = tiny_drafter(dtype=torch.float32)
-    step, optimizer = build(model, tiny_head(model, torch.float32), sec, hand=hand)
+    core = build(model, tiny_head(model, torch.float32), sec, hand=hand)
     made = Training(
-        model=model,
-        step=step,
-        optimizer=optimizer,
+        core=core,
         source=store,
         split=split,
         section=sec,
@@ -51,14 +49,14 @@ class Killed(BaseException):
 
 def killed_after(run, steps):
     """Raise in the middle of a step, as a kill would end it."""
-    inner = run.step
+    inner = run.core.step
 
     def step(*args):
         if run.progress.steps == steps:
             raise Killed
         return inner(*args)
 
-    run.step = step
+    run.core.step = step
     with pytest.raises(Killed):
         run.run()
 
@@ -101,7 +99,7 @@ def test_both_steps_walk_the_same_road(tmp_path):
     for hand in (True, False):
         run = training(tmp_path / str(hand), section(eval_every=8), hand=hand)
         run.run()
-        losses.append([p.detach().clone() for _, p in run.model.trained()])
+        losses.append([p.detach().clone() for _, p in run.core.model.trained()])
     for a, b in zip(*losses, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
 
@@ -122,7 +120,7 @@ def test_best_is_chosen_by_acceptance_and_patience_stops(tmp_path, monkeypatch):
 
     def validate():
         inner()
-        kept[run.progress.steps] = {n: p.detach().clone() for n, p in run.model.trained()}
+        kept[run.progress.steps] = {n: p.detach().clone() for n, p in run.core.model.trained()}
 
     run._validate = validate
     figures = run.run()
@@ -140,10 +138,10 @@ def test_checkpoint_is_for_unscaled_states(tmp_path):
 
     run = training(tmp_path, section(steps=2))
     run.run()
-    drafter = load_drafter(tmp_path / "best", run.model.lent_embedding)
+    drafter = load_drafter(tmp_path / "best", run.core.model.lent_embedding)
     aux = run.source.rows["row-0"].aux.flatten(1).float()
-    torch.testing.assert_close(drafter.fuse(aux), run.model.fuse(aux / run.rms), rtol=1e-4, atol=1e-5)
-    assert torch.equal(drafter.d2t, run.model.d2t)
+    torch.testing.assert_close(drafter.fuse(aux), run.core.model.fuse(aux / run.rms), rtol=1e-4, atol=1e-5)
+    assert torch.equal(drafter.d2t, run.core.model.d2t)
 
 
 def test_packs_without_a_row_to_learn_from_are_skipped_and_counted(tmp_path):
@@ -171,7 +169,7 @@ def test_nothing_to_learn_from_at_all_is_refused(tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     run = training(tmp_path)
     with torch.no_grad():
-        run.model.lm_head.weight[0, 0] = float("inf")
+        run.core.model.lm_head.weight[0, 0] = float("inf")
     with pytest.raises(UserError, match="step 1") as e:
         run.run()
     assert e.value.code == 1

@@ -17,18 +17,16 @@ import torch
 from torch import Tensor
 
 from draftsmith.contract import Contract
-from draftsmith.drafter.model import Drafter
 from draftsmith.errors import Exit, UserError
 from draftsmith.recipe import TrainSection
 from draftsmith.record import atomic_write, write_json
 from draftsmith.train.batch import StepBatch
-from draftsmith.train.checkpoint import read_resume, write_native, write_resume
+from draftsmith.train.checkpoint import load_state, save_state, write_native
+from draftsmith.train.core import Core
 from draftsmith.train.data import Order, RowSource, Split, read_ahead, read_pack
 from draftsmith.train.objective import step_weights, supervision
-from draftsmith.train.optim import Optimizer
-from draftsmith.train.ranks import Ranks
+from draftsmith.train.parallel import Ranks
 from draftsmith.train.schedule import Schedule
-from draftsmith.train.steps import TrainStep
 from draftsmith.train.validate import acceptance, unigram_acceptance
 from draftsmith.ui import Ui
 
@@ -63,9 +61,7 @@ class Progress:
 class Training:
     """A run of the loop. rms: channel scaling of the aux states (None = none). contract: the best checkpoint's."""
 
-    model: Drafter
-    step: TrainStep
-    optimizer: Optimizer
+    core: Core
     source: RowSource
     split: Split
     section: TrainSection
@@ -75,12 +71,12 @@ class Training:
     rms: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
-    ranks: Ranks = field(default_factory=Ranks)
     measure_start: bool = False
     """Validate before the first step: the start of an existing drafter is a candidate, and proves that it was not lost."""
 
     def __post_init__(self) -> None:
         s = self.section
+        self.ranks = Ranks.current()
         self.schedule = Schedule.of(s)
         self.order = Order.of_run(self.split.train, s.batch_tokens, s.seed, s.steps, s.epochs, self.ranks.count)
         if not self.order.total:
@@ -122,19 +118,18 @@ class Training:
 
     def restore(self) -> bool:
         """Go on from the resume state, if there is one; figures logged after it are taken back."""
-        found = read_resume(self.folder)
-        if found is None:
-            atomic_write(self.folder / METRICS, "")
+        facts = load_state(self.folder, self.core, self.ranks)
+        if facts is None:
+            if self.ranks.first:
+                atomic_write(self.folder / METRICS, "")
             return False
-        tensors, facts = found
-        own = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        with torch.no_grad():
-            for name, p in self.model.trained():
-                p.copy_(own.pop(name))
-        if own:
-            raise UserError(f"the resume state holds unknown weights {sorted(own)[:3]}", "", "remove it to begin anew")
-        self.optimizer.load({n.removeprefix("adam."): t for n, t in tensors.items() if n.startswith("adam.")})
-        self.progress = Progress(**facts["progress"])
+        self.progress = Progress(**facts)
+        if self.ranks.first:
+            self._take_back()
+        self.ui.note(f"going on after step {self.progress.steps}, {self.progress.packs} of {self.order.total} packs")
+        return True
+
+    def _take_back(self) -> None:
         kept = []
         for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines():
             try:
@@ -143,16 +138,10 @@ class Training:
             except (ValueError, KeyError):
                 break
         atomic_write(self.folder / METRICS, "".join(line + "\n" for line in kept))
-        self.ui.note(f"going on after step {self.progress.steps}, {self.progress.packs} of {self.order.total} packs")
-        return True
 
     def save(self) -> None:
-        """Write the resume state (rank 0)."""
-        if not self.ranks.first:
-            return
-        tensors = {f"model.{n}": p.detach() for n, p in self.model.trained()}
-        tensors |= {f"adam.{n}": t for n, t in self.optimizer.state().items()}
-        write_resume(self.folder, tensors, {"progress": self.progress.__dict__})
+        """Write the resume state."""
+        save_state(self.folder, self.core, self.ranks, self.progress.__dict__)
 
     # the loop
 
@@ -177,7 +166,7 @@ class Training:
                     self._validate()
                     self.save()
                     last_save = time.monotonic()
-                elif time.monotonic() - last_save > SAVE_SECONDS:
+                elif count == 1 and time.monotonic() - last_save > SAVE_SECONDS:
                     self.save()
                     last_save = time.monotonic()
                 task.advance(count, f"loss {self.last_loss:.3f}, acceptance length {max(p.best, 0):.3f}")
@@ -214,13 +203,13 @@ class Training:
         p = self.progress
         done = p.packs / self.order.total
         K = self.schedule.draft_steps(done)
-        counts = self.ranks.sum(supervision(batch, self.model.t2d, K).sum(1))
+        counts = self.ranks.sum(supervision(batch, self.core.model.t2d, K).sum(1))
         if not int(counts[0]):
             p.skipped += 1
             return
-        loss, stats = self.step(batch, K, self.weights, counts)
+        loss, stats = self.core.step(batch, K, self.weights, counts)
         lr = self.schedule.rate(done)
-        norm = self.ranks.reduce_and_step(self.model, self.optimizer, lr, self.section.clip)
+        norm = self.core.update(lr, self.section.clip)
         p.steps += 1
         p.tokens += batch.tokens * self.ranks.count
         if p.steps % LOG_EVERY == 0 or p.steps == 1:
@@ -260,16 +249,17 @@ class Training:
     def _validate(self) -> None:
         """Acceptance on held-out rows; keep the checkpoint if it is the best so far."""
         p = self.progress
-        found = acceptance(self.model, self.held_out(), self.section.ttt_steps)
+        with self.core.whole() as model:
+            found = acceptance(model, self.held_out(), self.section.ttt_steps)
+            if found.length > p.best and self.ranks.first:
+                write_native(self.folder / BEST, model, self.rms, self.contract)
         figures = found.as_dict()
         p.evaluated = p.steps
         if not self.progress.baseline:
-            self.progress.baseline = unigram_acceptance(self.held_out(), self.model.t2d)
+            self.progress.baseline = unigram_acceptance(self.held_out(), self.core.model.t2d)
         self._log(figures)
         if found.length > p.best:
             p.best, p.best_step, p.best_figures, p.worse = found.length, p.steps, figures, 0
-            if self.ranks.first:
-                write_native(self.folder / BEST, self.model, self.rms, self.contract)
         else:
             p.worse += 1
             if self.section.patience and p.worse >= self.section.patience:

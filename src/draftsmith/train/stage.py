@@ -61,7 +61,7 @@ def pick_device(section: Any) -> tuple[torch.device, torch.dtype]:
     """A GPU where there is one; bfloat16 there, float32 on a CPU, unless the recipe says otherwise."""
     import torch
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     name = section.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     return device, getattr(torch, name)
 
@@ -97,13 +97,14 @@ def start_model(run: Run, contract: Contract, target: Path, vocab: Any) -> tuple
     return model, head
 
 
-def _work(run: Run, folder: Path) -> dict[str, Any]:
+def train_on(run: Run, folder: Path) -> dict[str, Any]:
+    """The stage's work; with a process group up, the part of one rank (rank 0 writes)."""
     from draftsmith.capture.rows import iter_rows
     from draftsmith.extract.source import open_states
     from draftsmith.target.resolve import resolve_target
+    from draftsmith.train.core import build
     from draftsmith.train.data import channel_rms, require_answers, split_rows
     from draftsmith.train.loop import Training
-    from draftsmith.train.steps import build
     from draftsmith.vocab.map import VocabMap
 
     section, ui = run.recipe.train, run.ui
@@ -124,12 +125,10 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
             model.fc.weight.data.mul_(rms)
     device, dtype = pick_device(section)
     model = model.to(device, dtype)
-    step, optimizer = build(model, head.to(device, dtype), section)
+    core = build(model, head.to(device, dtype), section)
     longest = min(max(e.tokens for e in split.train), section.batch_tokens)
     training = Training(
-        model=model,
-        step=step,
-        optimizer=optimizer,
+        core=core,
         source=source,
         split=split,
         section=section,
@@ -151,4 +150,4 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("train", ("drafter", "train"), _inputs, _work)
+STAGE = Stage("train", ("drafter", "train"), _inputs, train_on)

@@ -1,0 +1,81 @@
+"""One rank of the tests in test_ranks.py: python rank_side.py OUT MODE FORM (under torchrun, or alone).
+
+MODE step: one optimizer step, each rank with its own pack; run N: the loop over N packs in OUT/run. FORM hand,
+reference or mla."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_states import fake_store
+from test_loop import section
+from tiny_drafters import document, tiny_config, tiny_drafter, tiny_head
+
+from draftsmith.train.batch import join
+from draftsmith.train.core import build
+from draftsmith.train.data import channel_rms, split_rows
+from draftsmith.train.loop import Training
+from draftsmith.train.objective import step_weights, supervision
+from draftsmith.train.parallel import process_group
+from draftsmith.ui import QuietUi
+
+MLA = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+
+
+def make(form, sec):
+    config = tiny_config(form="mla", mla=MLA, num_key_value_heads=4) if form == "mla" else tiny_config()
+    model = tiny_drafter(config, dtype=torch.float32)
+    return build(model, tiny_head(model, torch.float32), sec, hand=form == "hand")
+
+
+def weights(core):
+    with core.whole() as model:
+        return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def one_step(ranks, form):
+    core = make(form, section())
+    packs = [
+        join([document(9, 3, 1, dtype=torch.float32), document(12, 4, 2, dtype=torch.float32)]),
+        join([document(15, 2, 3, dtype=torch.float32)], pad_to=18),
+    ]
+    mine = packs[ranks.rank :: ranks.count]
+    counts = ranks.sum(sum(supervision(p, core.model.t2d, 2).sum(1) for p in mine))
+    loss, _ = core.step(join(mine) if len(mine) > 1 else mine[0], 2, step_weights(0.8, 2), counts)
+    norm = core.update(0.01, 0.5)
+    return weights(core) | {"loss": ranks.sum(loss.reshape(1)), "norm": norm.detach().reshape(1)}
+
+
+def loop(ranks, form, packs, out):
+    sec = section(steps=8 // ranks.count, eval_every=2)
+    core = make(form, sec)
+    store = fake_store()
+    split = split_rows(store.index, sec.held_out_rows)
+    run = Training(core, store, split, sec, store.contract, out / "run", QuietUi(), rms=channel_rms(store, split.train))
+    assert run.order.total == 8
+    if packs < 8:
+        run._validate = lambda: None
+        inner = core.step
+
+        def step(*args):
+            if run.progress.packs >= packs:
+                run.save()
+                raise SystemExit(0)
+            return inner(*args)
+
+        core.step = step
+    run.run()
+    return weights(core) | {"packs": torch.tensor(run.progress.packs)}
+
+
+if __name__ == "__main__":
+    where, mode, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    torch.set_num_threads(1)
+    with process_group() as group:
+        found = one_step(group, kind) if mode == "step" else loop(group, kind, int(mode), where)
+        if group.first:
+            save_file({n: t.contiguous() for n, t in found.items()}, where / f"{mode}-{group.count}.safetensors")
