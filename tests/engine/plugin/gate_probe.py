@@ -1,12 +1,13 @@
 """Runs under an engine's interpreter: asks that release's own config classes whether they take each pair.
 
-Arguments: a JSON file with [{"name", "target", "drafter", "args"}]; prints one JSON object per case:
+Arguments: a JSON file with [{"name", "target", "drafter", "args", "env"}]; prints one JSON object per case:
 {"name", "taken": bool, "stage": where it ended, "error", "loaded_plugin"}. No weights are read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 def ask(case: dict[str, Any]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
 
+    os.environ.update(case.get("env", {}))
     stage = "EngineArgs"
     try:
         args = EngineArgs(
