@@ -10,7 +10,7 @@ Every fault becomes a sentence in `Weights.problems`; nothing here raises for wh
 from __future__ import annotations
 
 import json
-from collections import Counter
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,61 +48,47 @@ _NUMPY = {
 @dataclass
 class Weights:
     """What lies in a folder. problems: sentences, each a reason why an engine's loader would stop or go wrong.
-    pickles: weight files that are there and were not opened. parameters: elements of all floating-point tensors."""
+    pickles: weight files that are there and were not opened. nbytes: of all tensors, kept or not."""
 
     tensors: dict[str, TensorHeader] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     pickles: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.end - t.start for t in self.tensors.values())
+    nbytes: int = 0
 
 
 class _HeaderError(ValueError):
     pass
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        twice = next(k for k, n in Counter(k for k, _ in pairs).items() if n > 1)
-        raise _HeaderError(f"names {twice!r} twice")
-    return out
-
-
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _tensor(name: str, entry: Any, path: Path, base: int, size: int) -> TensorHeader:
+def _fault(name: str, entry: Any, base: int, size: int) -> str:
+    """What is wrong with an entry of the header."""
     if not isinstance(entry, dict):
-        raise _HeaderError(f"{name!r} is {type(entry).__name__}, not an object")
+        return f"{name!r} is {type(entry).__name__}, not an object"
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _HeaderError(f"{name!r} has the unknown dtype {str(dtype)[:40]!r}")
+        return f"{name!r} has the unknown dtype {str(dtype)[:40]!r}"
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(d) for d in shape):
-        raise _HeaderError(f"{name!r} has no shape of at most {MAX_RANK} sizes")
+        return f"{name!r} has no shape of at most {MAX_RANK} sizes"
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(o) for o in offsets):
-        raise _HeaderError(f"{name!r} has no pair of data offsets")
+        return f"{name!r} has no pair of data offsets"
     begin, end = offsets
-    count = 1
-    for d in shape:
-        count *= d
     if begin > end or base + end > size:
-        raise _HeaderError(
-            f"{name!r} ends at byte {base + end:,} of a file of {size:,}: the file is cut or still loading"
-        )
-    if (count * BITS[dtype] + 7) // 8 != end - begin:
-        raise _HeaderError(f"{name!r} is {dtype} {shape} in {end - begin:,} bytes")
-    return TensorHeader(name, dtype, tuple(shape), path, base + begin, base + end)
+        return f"{name!r} ends at byte {base + end:,} of a file of {size:,}: the file is cut or still loading"
+    return f"{name!r} is {dtype} {shape} in {end - begin:,} bytes"
 
 
-def _parse(path: Path) -> dict[str, TensorHeader]:
-    size = path.stat().st_size
+def _load(path: Path) -> tuple[dict[str, Any], int, int]:
+    """(the header as parsed, where the data begins, the file's size)."""
     with path.open("rb") as f:
+        size = os.fstat(f.fileno()).st_size
         prefix = f.read(8)
+        if prefix == b"version ":
+            raise _HeaderError("is a git-lfs pointer, not the weights")
         if len(prefix) < 8:
             raise _HeaderError(f"holds {size} bytes, too few for a header")
         length = int.from_bytes(prefix, "little")
@@ -110,41 +96,54 @@ def _parse(path: Path) -> dict[str, TensorHeader]:
             raise _HeaderError(f"declares a header of {length:,} bytes in a file of {size:,}")
         raw = f.read(length)
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_pairs)
-    except _HeaderError:
-        raise
+        header = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        first = raw[:40]
-        if first.startswith(b"version https://git-lfs") or prefix == b"version ":
-            raise _HeaderError("is a git-lfs pointer, not the weights") from None
         raise _HeaderError(f"has a header that is not JSON ({type(e).__name__})") from None
     if not isinstance(header, dict):
         raise _HeaderError(f"has a header that is {type(header).__name__}, not an object")
-    tensors = {n: _tensor(n, e, path, 8 + length, size) for n, e in header.items() if n != "__metadata__"}
-    last, owner = 8 + length, ""
-    for t in sorted(tensors.values(), key=lambda t: (t.start, t.end)):
-        if t.start < last:
-            raise _HeaderError(f"{t.name!r} overlaps {owner!r}")
-        last, owner = max(last, t.end), t.name
-    return tensors
+    header.pop("__metadata__", None)
+    # A name that stands twice is lost in the dict; its offsets are still in the bytes.
+    if raw.count(b'"data_offsets"') > len(header):
+        raise _HeaderError("names a tensor twice")
+    return header, 8 + length, size
 
 
-def _lfs_pointer(path: Path) -> bool:
-    with path.open("rb") as f:
-        return f.read(24).startswith(b"version https://git-lfs")
-
-
-def _read_one(path: Path, problems: list[str]) -> dict[str, TensorHeader]:
-    """Tensors of one file; {} and a sentence in `problems` where it is unsound."""
-    try:
-        if _lfs_pointer(path):
-            raise _HeaderError("is a git-lfs pointer, not the weights")
-        return _parse(path)
-    except _HeaderError as e:
-        problems.append(f"{path.name} {e}")
-    except OSError as e:
-        problems.append(f"{path.name} cannot be read: {e.strerror or e}")
-    return {}
+def _parse(path: Path, keep: tuple[str, ...] | None) -> tuple[dict[str, TensorHeader], list[str], int]:
+    """(tensors that are wanted, all names, bytes of data) of one file. Written for speed: a large target has 70,000
+    tensors, and each is looked at."""
+    header, base, size = _load(path)
+    room = size - base
+    tensors: dict[str, TensorHeader] = {}
+    total, last, ordered = 0, 0, True
+    for name, entry in header.items():
+        try:
+            shape, (begin, end), count = entry["shape"], entry["data_offsets"], BITS[entry["dtype"]]
+            sound = type(shape) is list and type(begin) is int is type(end) and len(shape) <= MAX_RANK
+            if sound:
+                for d in shape:
+                    if type(d) is not int or d < 0:
+                        sound = False
+                        break
+                    count *= d
+            sound = sound and 0 <= begin <= end <= room and (count + 7) // 8 == end - begin
+        except (TypeError, KeyError, ValueError):
+            sound = False
+        if not sound:
+            raise _HeaderError(_fault(name, entry, base, size))
+        if begin < last:
+            ordered = False
+        last = end
+        total += end - begin
+        if keep is None or name.endswith(keep):
+            tensors[name] = TensorHeader(name, entry["dtype"], tuple(shape), path, base + begin, base + end)
+    if not ordered:
+        last, owner = 0, ""
+        for begin, end, name in sorted((*e["data_offsets"], n) for n, e in header.items()):
+            if begin < last and end > begin:
+                raise _HeaderError(f"{name!r} overlaps {owner!r}")
+            if end > last:
+                last, owner = end, name
+    return tensors, list(header), total
 
 
 def _inside(folder: Path, name: str) -> Path | str:
@@ -187,7 +186,7 @@ def _shards(folder: Path, weights: Weights) -> tuple[list[Path], dict[str, str]]
         if index.stat().st_size > MAX_INDEX:
             raise ValueError(f"{index.stat().st_size:,} bytes")
         table = json.loads(index.read_bytes())["weight_map"]
-        if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+        if not isinstance(table, dict) or not set(map(type, table.values())) <= {str}:
             raise ValueError("weight_map is not a table of names")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         weights.problems.append(f"{INDEX} is not readable ({type(e).__name__}: {str(e)[:80]})")
@@ -202,8 +201,10 @@ def _shards(folder: Path, weights: Weights) -> tuple[list[Path], dict[str, str]]
     return paths, table
 
 
-def read_weights(folder: Path) -> Weights:
-    """Every tensor of a model folder (one file, or hub-style shards with or without an index), and what is wrong."""
+def read_weights(folder: Path, keep: tuple[str, ...] | None = None) -> Weights:
+    """Every tensor of a model folder (one file, or hub-style shards with or without an index), and what is wrong.
+
+    keep: endings of the names to be kept in `tensors`; all are checked and counted in `nbytes`."""
     weights = Weights()
     try:
         weights.pickles = sorted(
@@ -213,14 +214,25 @@ def read_weights(folder: Path) -> Weights:
     except OSError as e:
         weights.problems.append(f"{folder} cannot be listed: {e.strerror or e}")
         return weights
+    home: dict[str, str] = {}
     for path in paths:
         weights.files.append(path)
-        for name, tensor in _read_one(path, weights.problems).items():
-            if name in weights.tensors:
-                weights.problems.append(f"{name!r} is both in {weights.tensors[name].file.name} and in {path.name}")
-            weights.tensors[name] = tensor
-    if table and not weights.problems:
-        lost = [n for n, f in table.items() if n not in weights.tensors or weights.tensors[n].file.name != f]
+        try:
+            tensors, names, size = _parse(path, keep)
+        except _HeaderError as e:
+            weights.problems.append(f"{path.name} {e}")
+            continue
+        except OSError as e:
+            weights.problems.append(f"{path.name} cannot be read: {e.strerror or e}")
+            continue
+        if twice := home.keys() & names:
+            name = min(twice)
+            weights.problems.append(f"{name!r} is both in {home[name]} and in {path.name}")
+        home.update(dict.fromkeys(names, path.name))
+        weights.tensors.update(tensors)
+        weights.nbytes += size
+    if table and not weights.problems and home.items() != table.items():
+        lost = [n for n, f in table.items() if home.get(n) != f]
         if lost:
             weights.problems.append(f"{len(lost)} tensors of the index are not in their file, first {lost[0]!r}")
     return weights

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from draftsmith.check.catalog import CATALOG
 from draftsmith.check.drafter import Drafter
 from draftsmith.check.headers import Weights, read_weights
-from draftsmith.check.target import Target
+from draftsmith.check.target import EMBEDDINGS, Target
 from draftsmith.check.types import CheckRow, Context, Evidence, Status, check
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Look:
         raw = self.ctx.target_config
         assert raw is not None, "missing() was asked first"
         folder = self.ctx.target_folder
-        return Target(folder, raw, read_weights(folder) if folder else Weights())
+        return Target(folder, raw, read_weights(folder, EMBEDDINGS) if folder else Weights())
 
     @cached_property
     def release(self) -> Release:

@@ -16,6 +16,11 @@ from draftsmith.target.config import HIDDEN, LAYERS, VOCAB, text_config
 VISION_KEYS = ("vision_config", "vision_tower", "audio_config", "mm_vision_tower", "visual")
 
 
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embeddings.weight", "word_embeddings.weight")
+
+"""Endings of the names of a token embedding: the only tensor of the target that is looked at."""
+
+
 def _first(config: v.Config, keys: tuple[str, ...]) -> int | None:
     return next((n for key in keys if (n := v.integer(config, key)) is not None and 0 < n < 1 << 40), None)
 
@@ -111,7 +116,6 @@ class Target:
     @cached_property
     def embedding(self) -> TensorHeader | None:
         """The token embedding, by the one name that fits: [V, G]."""
-        ends = ("embed_tokens.weight", "wte.weight", "embeddings.weight", "word_embeddings.weight")
-        found = [t for n, t in self.weights.tensors.items() if n.endswith(ends) and ".layers." not in n]
+        found = [t for n, t in self.weights.tensors.items() if n.endswith(EMBEDDINGS) and ".layers." not in n]
         fits = [t for t in found if t.shape and self.vocab and self.hidden and t.shape[-1] == self.hidden]
         return fits[0] if len(fits) == 1 else None

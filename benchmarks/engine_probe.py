@@ -1,0 +1,156 @@
+"""Runs inside an engine's own interpreter: many target/drafter pairs, each in a forked child, imports paid once.
+
+    ENGINE_PYTHON benchmarks/engine_probe.py JOBS.jsonl RESULTS.jsonl SECONDS
+
+A job: {"name", "model", "speculative": {…} or null, "args": {…}, "prompt": [ids], "max_tokens"}. A result says how far
+the engine came (config, load, profile, request, done), its last error, and the speculation counters. Jobs that have a
+result already are left out; no new one is begun after SECONDS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+LIMIT = 100
+COUNTERS = {
+    "vllm:spec_decode_num_drafts": "drafts",
+    "vllm:spec_decode_num_draft_tokens": "drafted",
+    "vllm:spec_decode_num_accepted_tokens": "accepted",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "per_position",
+}
+
+
+def phase_of(text: str) -> str:
+    """Where in the engine's life a traceback was raised."""
+    if "create_engine_config" in text or "create_speculative_config" in text:
+        return "config"
+    if "determine_available_memory" in text or "profile_run" in text or "_dummy_run" in text:
+        return "profile"
+    return "load"
+
+
+def work(job: dict) -> dict:
+    """One pair, in this process."""
+    from vllm import LLM, SamplingParams
+
+    args = dict(job.get("args") or {})
+    if job.get("speculative"):
+        args["speculative_config"] = job["speculative"]
+    try:
+        llm = LLM(
+            model=job["model"], skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16",
+            disable_log_stats=False, enable_prefix_caching=False, seed=0, **args,
+        )  # fmt: skip
+    except BaseException as e:
+        text = traceback.format_exc()
+        return {"reached": phase_of(text), "error": f"{type(e).__name__}: {deepest(e)}"[:600]}
+    out: dict = {"reached": "request", "error": None}
+    try:
+        sampling = SamplingParams(
+            temperature=0, max_tokens=job.get("max_tokens", 48), ignore_eos=True, detokenize=False
+        )
+        answers = llm.generate([{"prompt_token_ids": job["prompt"]}], sampling, use_tqdm=False)
+        out |= {"reached": "done", "tokens": list(answers[0].outputs[0].token_ids)}
+    except BaseException as e:
+        return out | {"error": f"{type(e).__name__}: {deepest(e)}"[:600]}
+    for metric in llm.get_metrics():
+        if metric.name in COUNTERS:
+            value = getattr(metric, "values", None)
+            out[COUNTERS[metric.name]] = list(value) if value is not None else metric.value
+    return out
+
+
+def deepest(e: BaseException) -> str:
+    """The message of the first cause in the chain."""
+    seen = set()
+    while (e.__cause__ or e.__context__) and id(e) not in seen:
+        seen.add(id(e))
+        e = e.__cause__ or e.__context__  # type: ignore[assignment]
+    return " ".join(str(e).split())
+
+
+def run_child(job: dict, log: Path) -> dict:
+    """`work` in a forked child that may crash or hang without harm."""
+    reader, writer = os.pipe()
+    started = time.time()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.setsid()
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        try:
+            os.write(writer, json.dumps(work(job)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    result: dict = {}
+    chunks = []
+    signal.alarm(LIMIT)
+    try:
+        while chunk := os.read(reader, 65536):
+            chunks.append(chunk)
+    except TimeoutError:
+        result = {"reached": "hang", "error": f"no end after {LIMIT} s"}
+    finally:
+        signal.alarm(0)
+        os.close(reader)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    _, status = os.waitpid(pid, 0)
+    if not result:
+        try:
+            result = json.loads(b"".join(chunks))
+        except ValueError:
+            result = {"reached": "crash", "error": f"process ended with status {status}"}
+    return {"name": job["name"], "seconds": round(time.time() - started, 1), **result}
+
+
+def main() -> None:
+    jobs_file, results_file, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    done = set()
+    if results_file.exists():
+        done = {json.loads(x)["name"] for x in results_file.read_text().splitlines() if x.strip()}
+    jobs = [j for j in map(json.loads, jobs_file.read_text().splitlines()) if j["name"] not in done]
+    if not jobs:
+        return
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    began = time.time()
+    import vllm.model_executor.models.registry
+    import vllm.v1.engine.llm_engine  # noqa: F401 (paid once, before the forks)
+    from vllm import LLM  # noqa: F401
+
+    for job in jobs:
+        if time.time() - began > seconds:
+            break
+        result = run_child(job, results_file.with_suffix(".log"))
+        with results_file.open("a") as f:
+            f.write(json.dumps(result) + "\n")
+        print(json.dumps({k: x for k, x in result.items() if k != "tokens"}), flush=True)
+
+
+main()
