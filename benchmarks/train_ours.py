@@ -176,8 +176,9 @@ def main() -> None:
     opts = dict(a.split("=", 1) for a in sys.argv[3:])
     out = opts.pop("out", None)
     chunk = int(opts["chunk_mib"]) << 20 if "chunk_mib" in opts else None
-    ours = Ours(shape, opts.get("teacher", "full"), opts.get("lean") == "1", opts.get("kernel"), chunk)
     gate = Gate()
+    gate.shared()
+    ours = Ours(shape, opts.get("teacher", "full"), opts.get("lean") == "1", opts.get("kernel"), chunk)
     gate.exclusive()
     for run in runs.split(","):
         K, length, docs, *share = run.split(":")

@@ -1,6 +1,6 @@
 """The same weights and inputs through SpecForge's step and through ours: loss per step and gradients.
 
-    python benchmarks/train_same.py [K]
+    python benchmarks/train_same.py [out=results.jsonl]
 
 Both in bf16 on the GPU, and ours in float32 on the CPU (where tests hold it to autograd in float64) as the truth that
 the distances are taken from. Prints one JSON line.
@@ -9,7 +9,9 @@ the distances are taken from. Prints one JSON line.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,7 +65,7 @@ def ours(peer: SpecForge, K: int, device: torch.device, dtype: torch.dtype) -> t
 
 
 def main() -> None:
-    K = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    K = 7
     peer = SpecForge("same", wrap=False)
     peer.prepare(K, 1024, 1, 1.0)
     peer.batch.tensors["hidden_state"] = normal(peer.gen, 1024, 3 * peer.H)[None]
@@ -80,12 +82,18 @@ def main() -> None:
     def distance(a: dict[str, Any]) -> dict[str, float]:
         return {k: round(float((a[k] - g).norm() / g.norm()), 5) for k, g in true_grads.items()}
 
-    print("SAME", json.dumps({
+    record = {
         "side": "same", "shape": SHAPES["same"], "K": K, "tokens": 1024,
         "loss": {"specforge": total(theirs), "ours": total(our_loss), "ours_float32": total(true_loss)},
         "loss_per_step": {"specforge": theirs, "ours": our_loss, "ours_float32": true_loss},
         "gradient_distance_to_float32": {"specforge": distance(their_grads), "ours": distance(our_grads)},
-    }), flush=True)  # fmt: skip
+    }  # fmt: skip
+    print("SAME", json.dumps(record), flush=True)
+    for out in (a.removeprefix("out=") for a in sys.argv[1:] if a.startswith("out=")):
+        with Path(out).open("a") as f:
+            f.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # the peer's background threads keep the interpreter alive otherwise
 
 
 if __name__ == "__main__":

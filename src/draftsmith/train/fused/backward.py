@@ -43,7 +43,7 @@ def backward(
     dh1, dq, dh0 = take(K * R, H, **kind), take(K * R, Nq, **kind), take(T, H, **kind)
     own = kept.kv.view(-1, 2, step.m, step.d)
     after = arena.mark()  # what follows makes room for the weight products
-    dmixed, first_kv = take(K * R, Nq, **kind), take(T, step.Nkv, dtype=step.wide).zero_()
+    dmixed, first_kv = take(K * R, Nq, **kind), take(T, step.Nkv, dtype=step.wide)
     wq, wkv = w["qkv"][:Nq, H:], w["qkv"][Nq:, H:]
 
     for s in reversed(range(K)):
@@ -70,8 +70,7 @@ def backward(
             kept.states[s],
         )
         kept.states[s] = None
-        first_kv[:, :half] += grads[1].reshape(T, half)
-        first_kv[:, half:] += grads[2].reshape(T, half)
+        ops.add_kv(grads[1], grads[2], first_kv, keep=s + 1 < K)
         ops.merge_bwd(
             kept.q.view(heads), own, kept.mixed.view(heads), dmixed.view(heads), kept.lses, grads[0], dq.view(heads),
             plan, s, step.scale,

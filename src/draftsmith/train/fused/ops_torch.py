@@ -169,6 +169,13 @@ def merge_bwd(
     own[:, 0], own[:, 1] = dk.to(kv.dtype), dv.to(kv.dtype)
 
 
+def add_kv(dk: Tensor, dv: Tensor, into: Tensor, keep: bool) -> None:
+    """into [T, 2*m*d] (float32 or better) = (keep: itself +) [dk | dv], each [T, m, d]."""
+    half = into.shape[1] // 2
+    for part, grad in ((into[:, :half], dk), (into[:, half:], dv)):
+        part.copy_(part + grad.reshape(part.shape) if keep else grad.reshape(part.shape))
+
+
 def shift_sum(dq: Tensor, dkv: Tensor, out: Tensor, plan: Plan) -> None:
     """Gradient of the embedding's half of q/k/v: out[j] = Σ_s d(q|k|v)_s[j - s]. dq [K*R, Nq], dkv [kv_rows, Nkv],
     out [T + K - 1, Nq + Nkv]."""

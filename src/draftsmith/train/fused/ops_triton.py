@@ -3,9 +3,18 @@
 from draftsmith.train.fused.triton_loss import soft_ce
 from draftsmith.train.fused.triton_merge import merge, merge_bwd
 from draftsmith.train.fused.triton_norm import norm_bwd, norm_fwd
-from draftsmith.train.fused.triton_rows import rope, running_max, shift_sum, silu_mul_bwd, silu_mul_fwd, through_norm
+from draftsmith.train.fused.triton_rows import (
+    add_kv,
+    rope,
+    running_max,
+    shift_sum,
+    silu_mul_bwd,
+    silu_mul_fwd,
+    through_norm,
+)
 
 __all__ = [
+    "add_kv",
     "merge",
     "merge_bwd",
     "norm_bwd",

@@ -86,6 +86,30 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, step: int, back:
 
 
 @triton.jit
+def _add_kv(dk, dv, into, half, dk_stride, dv_stride, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < half
+    here = into + row * 2 * half + at
+    key = tl.load(dk + row * dk_stride + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(dv + row * dv_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if KEEP:
+        key += tl.load(here, mask=inside, other=0.0)
+        value += tl.load(here + half, mask=inside, other=0.0)
+    tl.store(here, key, mask=inside)
+    tl.store(here + half, value, mask=inside)
+
+
+def add_kv(dk: Tensor, dv: Tensor, into: Tensor, keep: bool) -> None:
+    T, half = into.shape[0], into.shape[1] // 2
+    dk, dv = dk.reshape(T, half), dv.reshape(T, half)
+    block = min(2048, triton.next_power_of_2(half))
+    _add_kv[(T, triton.cdiv(half, block))](
+        dk, dv, into, half, dk.stride(0), dv.stride(0), KEEP=keep, BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit
 def _shift_sum(
     dq, dkv, inverse, out, T, R, K, Nq, Nkv, COMPACT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
