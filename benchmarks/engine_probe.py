@@ -9,6 +9,8 @@ result already are left out; no new one is begun after SECONDS.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -93,6 +95,7 @@ def run_child(job: dict, log: Path) -> dict:
     pid = os.fork()
     if pid == 0:
         os.close(reader)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan where this process is stopped
         os.setsid()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(fd, 1)
@@ -113,10 +116,8 @@ def run_child(job: dict, log: Path) -> dict:
     finally:
         signal.alarm(0)
         os.close(reader)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     _, status = os.waitpid(pid, 0)
     if not result:
         try:

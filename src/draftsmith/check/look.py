@@ -125,7 +125,7 @@ class Look:
 
     def missing(self, needs: Sequence[str]) -> str | None:
         """Why a check cannot be made, or None."""
-        if self.ctx.drafter_config is None:
+        if self.ctx.drafter_config is None or self.ctx.drafter_folder is None:
             return "no drafter given"
         for need in needs:
             if reason := getattr(self, f"_no_{need}")():
