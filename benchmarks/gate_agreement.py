@@ -24,6 +24,7 @@ from typing import Any
 from second_reading import SecondReading
 
 from draftsmith.engine.reader import read_engine
+from draftsmith.engine.reader.graph import Graph
 from draftsmith.record import atomic_write, versions
 
 RESULT = Path(__file__).with_name("results") / "gate_agreement.json"
@@ -58,8 +59,12 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     """One release, all platforms: counts and disagreements; and how long the first verdict takes from the packed wheel."""
     root = unpacked(path, folder)
     row: dict[str, Any] = {"compared": 0, "agree": 0, "disagree": []}
+    modules, files = None, None
     for platform in PLATFORMS:
         facts, second = read_engine(path, platform=platform), SecondReading(root, platform)
+        if modules is not None and files is not None:  # what is parsed does not depend on the platform
+            facts.modules, facts.graph, second.files = modules, Graph(modules, platform), files
+        modules, files = facts.modules, second.files
         assert facts.registry is not None
         row.update(version=facts.version, architectures=len(facts.registry.entries))
         listed = facts.model_list.entries if facts.model_list else None
