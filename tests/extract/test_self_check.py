@@ -12,11 +12,19 @@ import torch
 from draftsmith.contract import Contract
 from draftsmith.errors import UserError
 from draftsmith.extract.checks import compare
-from draftsmith.extract.self_check import Reference, Report, collect_engine_tops, load_references, require
+from draftsmith.extract.self_check import (
+    Reference,
+    Report,
+    collect_engine_tops,
+    leave_references,
+    load_references,
+    require,
+)
 from draftsmith.extract.states import States
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.record import write_json
 from draftsmith.target.config import target_facts
+from draftsmith.ui import QuietUi
 
 IDS = [1, 3, 5]
 G = torch.Generator().manual_seed(0)
@@ -120,3 +128,14 @@ def test_the_engines_tops_are_collected_and_loaded(tmp_path: Path) -> None:
     (reference,) = load_references(tmp_path)
     assert reference.top == [-1, 9, 10] and reference.source == "the engine's prompt logprobs"
     assert load_references(tmp_path / "none") == []
+
+
+def test_a_server_without_prompt_logprobs_is_a_warning(tmp_path: Path) -> None:
+    rows = [SimpleNamespace(row_id="a", token_ids=list(range(40)), boundary=10)]
+    ui = QuietUi()
+    leave_references(tmp_path, "http://127.0.0.1:9", "m", None, rows, 2, ui)  # port 9: nobody listens
+    assert "no prompt logprobs" in ui.warnings[0] and load_references(tmp_path) == []
+    leave_references(
+        tmp_path, "http://127.0.0.1:9", "m", None, [SimpleNamespace(**vars(rows[0]) | {"boundary": 39})], 2, ui
+    )
+    assert len(ui.warnings) == 1  # no row with enough of an answer: nothing is asked

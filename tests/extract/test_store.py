@@ -11,7 +11,7 @@ import torch
 from draftsmith.contract import Contract, TargetFacts
 from draftsmith.errors import UserError
 from draftsmith.extract import shard
-from draftsmith.extract.codecs import make_codec, topk_of_logits
+from draftsmith.extract.codecs import FP8, dequantize, make_codec, topk_of_logits
 from draftsmith.extract.shard import HEADER_ROOM
 from draftsmith.extract.states import States, TopK
 from draftsmith.extract.store import StateStore, StateWriter, drop
@@ -224,6 +224,14 @@ def test_fp8_is_within_its_rounding(tmp_path: Path) -> None:
         # e4m3 keeps 3 bits after the point: half a step is 2^-4 of the value; plus bf16's own 2^-9
         limit = b.float().abs() * (2**-4 + 2**-8) + b.float().abs().amax(-1, keepdim=True) * 2**-10 / 448 * 448 / 2
         assert bool(((a.float() - b.float()).abs() <= limit).all())
+
+
+def test_every_fp8_value_is_decoded_exactly() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    q = codes[(codes & 0x7F) != 0x7F].view(FP8).reshape(1, -1)  # all but the two NaN
+    for scale in (1.0, 0.5, 3.0, 1e-4, 1e4):
+        want = (q.float() * scale).bfloat16()
+        assert torch.equal(dequantize(q, torch.tensor([scale])), want)
 
 
 def test_topk_keeps_the_distribution(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from draftsmith.capture.ask import Settings
 from draftsmith.capture.plan import Plan, plan_prompts, summary
 from draftsmith.capture.prompts import Rules
+from draftsmith.capture.rows import iter_rows
 from draftsmith.capture.run import Servers, capture_rows
 from draftsmith.capture.sources import open_source
 from draftsmith.contract import Contract
@@ -128,8 +129,19 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             samples=section.samples,
             max_dropped=section.max_dropped,
         )
+        _leave_references(run, folder, servers)
     contract.with_(data_hash=result["output_hash"]).save(folder)
     return result
+
+
+def _leave_references(run: Run, folder: Path, servers: Servers) -> None:
+    """While a server is up: its most likely tokens on a few rows, for the extract stage's self-check."""
+    from draftsmith.extract.self_check import FILE, leave_references
+
+    count = run.recipe.extract.self_check_rows
+    if count and not (folder / FILE).is_file():
+        rows = iter_rows(folder)
+        leave_references(folder, servers.urls[0], servers.model, servers.api_key, rows, count, run.ui)
 
 
 def _require_servable(run: Run, target: Path) -> None:

@@ -69,20 +69,15 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
-_TABLE: Tensor | None = None
-
-
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
     """e4m3 [..., G], float32 [...] → bf16 [..., G]."""
-    global _TABLE
-    if q.device.type == "cpu":
-        # A 256-entry table beats torch's element-wise e4m3 conversion on a CPU (benchmarks/codec.py).
-        if _TABLE is None:
-            _TABLE = torch.arange(256, dtype=torch.uint8).view(FP8).float()
-        wide = torch.index_select(_TABLE, 0, q.contiguous().view(torch.uint8).reshape(-1).int()).view(q.shape)
-    else:
-        wide = q.float()
-    return wide.mul_(scale.unsqueeze(-1)).to(torch.bfloat16)
+    if q.device.type != "cpu":
+        return q.float().mul_(scale.unsqueeze(-1)).to(torch.bfloat16)
+    # torch converts e4m3 element by element on a CPU. The seven low bits, moved to where bfloat16 has its low exponent
+    # bits and its mantissa, are the value times 2^-120, subnormals included: 2.5 times as fast (benchmarks/codec.py).
+    bits = q.view(torch.int8).to(torch.int16)
+    small = ((bits & 0x7F) << 4) | (bits & -0x8000)
+    return small.view(torch.bfloat16).float().mul_(2.0**120).mul_(scale.unsqueeze(-1)).to(torch.bfloat16)
 
 
 class Bf16:

@@ -10,18 +10,21 @@ the fault. One look at the tokens finds what otherwise shows as 5 % lower accept
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from draftsmith.errors import Exit, UserError
-from draftsmith.record import read_json
+from draftsmith.record import read_json, write_json
+from draftsmith.ui import Ui
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "self_check.json"
+MOST_TOKENS, FEWEST_ANSWERS = 512, 16
 AGREES_FLOAT32, AGREES_BF16 = 1e-4, 2e-2
 """Relative L2 within which two streams agree (architecture.md, Words)."""
 
@@ -52,6 +55,42 @@ async def collect_engine_tops(client: _Client, rows: Iterable[_Row]) -> dict[str
         top = [r[0][0] if r else -1 for r in ranked]
         found.append({"row_id": row.row_id, "boundary": row.boundary, "token_ids": list(row.token_ids), "top": top})
     return {"model": await client.model(), "rows": found}
+
+
+def leave_references(
+    folder: Path, url: str, model: str | None, api_key: str | None, rows: Iterable[_Row], count: int, ui: Ui
+) -> None:
+    """Ask a running server for the engine's most likely tokens on `count` of the rows and store them in `folder`.
+
+    The first rows with at least 16 answer tokens within the first 512. A server that cannot answer so (no
+    prompt_logprobs) is a warning: extraction then checks against something weaker and says so."""
+    from itertools import islice
+
+    from draftsmith.engine.client import EngineClient
+
+    def cut(row: _Row) -> _Cut:
+        return _Cut(row.row_id, list(row.token_ids[:MOST_TOKENS]), row.boundary)
+
+    fit = (cut(r) for r in rows if min(len(r.token_ids), MOST_TOKENS) - r.boundary >= FEWEST_ANSWERS)
+    chosen = list(islice(fit, count))
+    if not chosen:
+        return
+
+    async def ask() -> dict[str, Any]:
+        async with EngineClient(url, model, api_key=api_key, retries=1) as client:
+            return await collect_engine_tops(client, chosen)
+
+    try:
+        write_json(folder / FILE, asyncio.run(ask()))
+    except UserError as e:
+        ui.warn(f"the server gives no prompt logprobs to verify hidden states against: {e.what}")
+
+
+@dataclass(frozen=True)
+class _Cut:
+    row_id: str
+    token_ids: list[int]
+    boundary: int
 
 
 @dataclass(frozen=True)
