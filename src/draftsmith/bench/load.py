@@ -98,8 +98,10 @@ async def send(
     sampling: dict[str, Any],
     ui: Ui,
     title: str = "",
+    seeds: Sequence[int] | None = None,
 ) -> Pass:
-    """Answer every prompt once, `concurrency` at a time, in order. sampling: max_tokens, temperature, …
+    """Answer every prompt once, `concurrency` at a time, in order. sampling: max_tokens, temperature, …; seeds: one
+    per prompt.
 
     A refused request is counted by its reason; more than MAX_REFUSED of them, or a server that is gone, is a
     UserError."""
@@ -114,7 +116,9 @@ async def send(
             while queue:
                 at, prompt = queue.pop()
                 start = time.perf_counter() - began
-                extra = {"tools": prompt.tools} if prompt.tools else {}
+                extra: dict[str, Any] = {"tools": prompt.tools} if prompt.tools else {}
+                if seeds is not None:
+                    extra["seed"] = seeds[at]
                 try:
                     stream = await client.stream_chat(prompt.messages, **sampling, **extra)
                 except RefusedError as e:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftsmith.bench import sampling
 from draftsmith.bench.buckets import by_language
+from draftsmith.bench.load import Pass
 from draftsmith.bench.lossless import Difference, differences, judge, verdict
 from draftsmith.bench.result import assemble
 from draftsmith.bench.samples import make_samples
-from draftsmith.bench.ways import Measured, Opened, Opener, Plan, load_way, measure_way
+from draftsmith.bench.sampling import SamplingTest
+from draftsmith.bench.ways import SAMPLED, Measured, Opened, Opener, Plan, load_way, measure_way
 from draftsmith.capture.prompts import Prompt, load_prompts
 from draftsmith.engine.client import EngineClient
 from draftsmith.engine.find import Engine
@@ -106,6 +109,10 @@ def run_bench(
     if "none" in ways:
         measured["none"], lossless = _plain_and_lossless(plan, measured, opener, folder, ui)
     bench = assemble(plan, {w: measured[w] for w in ways}, lossless, engine, lead)
+    bench["sampling"] = (lossless or {}).pop("sampling", None)
+    if bench["sampling"] and bench["sampling"]["verdict"] == "different":
+        t, p = plan.sampling_test.temperature if plan.sampling_test else 0.0, bench["sampling"]["p"]
+        bench["notices"].append(f"sampling at temperature {t:g} is not what it is without the drafter (p = {p:.2g})")
     texts = {p.prompt_id: p.first_user for some in plan.prompts.values() for p in some}
     leading = measured.get(lead) or next(iter(measured.values()))
     main = [r for name, c, *_ in plan.passes() if c == plan.main for r in leading.passes[name].requests]
@@ -122,10 +129,11 @@ def _plain_and_lossless(
 ) -> tuple[Measured, dict[str, Any] | None]:
     """Measure the plain way and, its server still up, judge the differences of the others to it.
 
-    At temperature 0 only, and only with a pass one at a time: else there is nothing to compare."""
+    Greedy answers are compared at temperature 0 and one at a time only; the sampling test wherever it was asked for."""
     single = next((n for n, c, *_ in plan.passes() if c == 1), None)
     ours = others.get("drafter") or next(iter(others.values()), None)
-    if plan.temperature > 0 or single is None or ours is None:
+    greedy = plan.temperature == 0 and single is not None
+    if ours is None or not (greedy or plan.sampling_test):
         return measure_way(opener, "none", plan, folder, ui), None
     if (folder / "lossless.json").is_file() and (plain := load_way(folder, "none", plan)):
         ui.note("none: already measured")
@@ -134,12 +142,21 @@ def _plain_and_lossless(
     async def compare(client: EngineClient) -> None:
         plain = load_way(folder, "none", plan)
         assert plain is not None
-        logits = bool(plain.info.get("raw_logits"))
-        found = await _compare(client, plain, others, ours, single, plan, logits, ui)
+        found = verdict(0, [], False)
+        if greedy and single is not None:
+            found = await _compare(client, plain, others, ours, single, plan, ui)
+        if plan.sampling_test is not None:
+            found["sampling"] = await _sampled(client, folder, ours.way, plan.sampling_test)
         write_json(folder / "lossless.json", found)
 
     plain = measure_way(opener, "none", plan, folder, ui, compare)
     return plain, read_json(folder / "lossless.json")
+
+
+async def _sampled(client: EngineClient, folder: Path, way: str, test: SamplingTest) -> dict[str, Any]:
+    sides = [Pass.load(folder / "ways" / w / SAMPLED) for w in (way, "none")]
+    scores = (await sampling.score(client, sides[0]), await sampling.score(client, sides[1]))
+    return sampling.judge(sides[0], sides[1], scores, test) | {"way": way}
 
 
 async def _compare(
@@ -149,9 +166,9 @@ async def _compare(
     ours: Measured,
     single: str,
     plan: Plan,
-    logits: bool,
     ui: Ui,
 ) -> dict[str, Any]:
+    logits = bool(plain.info.get("raw_logits"))
     compared, found = differences(plain.passes[single], ours.passes[single])
     with_ids = all(r.token_ids for r in plain.passes[single].requests)
     result = verdict(compared, await judge(client, found, logits, ui), with_ids) | {"way": ours.way}

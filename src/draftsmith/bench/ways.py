@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftsmith.bench.load import Pass, send
+from draftsmith.bench.sampling import SamplingTest, draw
 from draftsmith.capture.prompts import Prompt
 from draftsmith.engine.client import EngineClient
 from draftsmith.engine.metrics import Counters, read_counters
@@ -22,6 +23,10 @@ from draftsmith.record import read_json, write_json
 from draftsmith.ui import Ui
 
 WARM_TOKENS = 16
+SAMPLED = "sampled.json"
+"""The short answers at a temperature, for the test of sampling/sampling.py."""
+SEEDS = {"drafter": 0, "none": 1_000_000, "ngram": 2_000_000}
+"""First seed of each way's short answers: the sides must not share their randomness."""
 MIXED = "mixed"
 """Set name of the passes that take prompts of all sets in turn."""
 
@@ -38,6 +43,7 @@ class Plan:
     single_max_tokens: int = 64
     temperature: float = 0.0
     repeats: int = 1
+    sampling_test: SamplingTest | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,6 +132,10 @@ async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -
             write_json(folder / f"{name}.counters.json", counts.as_dict())
             done.save(folder / f"{name}.json")
             ui.note(f"  {way} {set_name} at {concurrency}: {done.tokens / done.seconds:.1f} tokens/s")
+        if plan.sampling_test is not None and not (folder / SAMPLED).is_file():
+            prompts = plan.mixture(plan.sampling_test.prompts)
+            drawn = await draw(client, prompts, plan.sampling_test, SEEDS.get(way, 3_000_000), ui, way)
+            drawn.save(folder / SAMPLED)
 
 
 def load_way(folder: Path, way: str, plan: Plan) -> Measured | None:

@@ -287,9 +287,8 @@ class EngineClient:
             steps=_steps(found),
         )
 
-    async def prompt_logprobs(self, token_ids: Sequence[int], top: int = 1) -> list[list[tuple[int, float]]]:
-        """For each position t the `top` most likely tokens *at* t given tokens before t, as (id, logprob), best
-        first; the entry of position 0 is empty. Length = len(token_ids)."""
+    async def _prompt_rows(self, token_ids: Sequence[int], top: int) -> list[dict[str, dict[str, Any]]]:
+        """vLLM's prompt_logprobs: per position token id → {"logprob", "rank"}, the token itself always among them."""
         body = {
             "model": await self.model(),
             "prompt": list(token_ids),
@@ -304,11 +303,21 @@ class EngineClient:
                 "the engine's own most likely tokens are needed to verify our states against",
                 "use a vLLM server (prefix caching off), or skip the check in the recipe (extract.self_check_rows: 0)",
             )
-        rows: list[list[tuple[int, float]]] = []
-        for row in found:
-            ranked = sorted((row or {}).items(), key=lambda kv: kv[1]["rank"])
+        return [row or {} for row in found]
+
+    async def prompt_logprobs(self, token_ids: Sequence[int], top: int = 1) -> list[list[tuple[int, float]]]:
+        """For each position t the `top` most likely tokens *at* t given tokens before t, as (id, logprob), best
+        first; the entry of position 0 is empty. Length = len(token_ids)."""
+        rows = []
+        for row in await self._prompt_rows(token_ids, top):
+            ranked = sorted(row.items(), key=lambda kv: kv[1]["rank"])
             rows.append([(int(k), float(v["logprob"])) for k, v in ranked[:top]])
         return rows
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The logprob of each token of a text given those before it; 0 at position 0. Length = len(token_ids)."""
+        rows = await self._prompt_rows(token_ids, 1)
+        return [float(row[str(t)]["logprob"]) if row else 0.0 for t, row in zip(token_ids, rows, strict=True)]
 
     async def tokenize(
         self, prompt: str | Sequence[dict[str, Any]], *, add_special_tokens: bool = True, **fields: Any
