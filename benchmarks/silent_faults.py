@@ -1,0 +1,142 @@
+"""Claim: every fault of tests/mutants/table.json is caught by the check that the table promises; beside it, what the real
+engine does with each (refuses, crashes where, or runs without a word, with the drafts it accepted).
+
+    python benchmarks/silent_faults.py --engine /opt/vllm --work out/faults [--seconds 200]
+
+Runs as many mutants as fit into the time (each in a forked child of one engine process) and can be called again until all
+are done; then writes benchmarks/results/silent_faults.json. Good pair and mutants are made by tests/mutants.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MUTANTS_FOLDER = HERE.parent / "tests" / "mutants"
+sys.path[:0] = [str(HERE), str(MUTANTS_FOLDER)]
+
+import _figures
+import mutants_form
+import mutants_pair
+import tiny_pair as tp
+from engine_tree import write_engine
+from mutant_case import MUTANTS, Case, good_case
+
+from draftsmith.check.types import Verdict
+from draftsmith.engine.find import find_engine
+
+TABLE = json.loads((MUTANTS_FOLDER / "table.json").read_text())
+GOOD = "(good pair)"
+NO_METHOD = ("folder_named_final", "folder_named_eagle_dash")
+assert mutants_form and mutants_pair
+
+
+def make_case(name: str, work: Path) -> Case:
+    case = good_case(work / "scratch")
+    if name != GOOD:
+        MUTANTS[name](case)
+    return case
+
+
+def job_of(name: str, case: Case, target: Path, drafter: Path) -> dict[str, Any]:
+    o = case.make_options()
+    speculative: dict[str, Any] = {"model": str(drafter), "num_speculative_tokens": 3}
+    if o.num_speculative_tokens is not None:
+        speculative["num_speculative_tokens"] = o.num_speculative_tokens
+    if name not in NO_METHOD:
+        speculative["method"] = o.method or "eagle3"
+    args: dict[str, Any] = {"max_model_len": o.max_model_len or 512}
+    if o.tensor_parallel > 1:
+        args["tensor_parallel_size"] = o.tensor_parallel
+    if o.pipeline_parallel > 1:
+        args["pipeline_parallel_size"] = o.pipeline_parallel
+    return {"name": name, "model": str(target), "speculative": speculative, "args": args, "prompt": tp.PROMPT,
+            "max_tokens": 32}  # fmt: skip
+
+
+def prepare(work: Path) -> Path:
+    """Write every pair once, and the list of jobs."""
+    jobs = work / "jobs.jsonl"
+    if jobs.exists():
+        return jobs
+    lines = []
+    for name in [GOOD, *TABLE]:
+        case = make_case(name, work)
+        target, drafter = case.write(work / "pairs" / (name if name != GOOD else "good"))
+        lines.append(json.dumps(job_of(name, case, target, drafter)))
+    jobs.write_text("\n".join(lines) + "\n")
+    return jobs
+
+
+def verdict_of(name: str, work: Path, engines: dict[str, Path]) -> Verdict:
+    sys.path.insert(0, str(MUTANTS_FOLDER))
+    from test_mutants import verdict_of as ask
+
+    case = make_case(name, work)
+    return ask(case, work / "verdicts" / (name if name != GOOD else "good"), engines)
+
+
+def result_rows(work: Path, results: dict[str, Any]) -> list[dict[str, Any]]:
+    engines = {k: write_engine(work / "trees" / k, k) for k in ("modern-v1", "modern-v2", "middle", "old")}
+    rows = []
+    for name in [GOOD, *TABLE]:
+        found = {r.id: r.status for r in verdict_of(name, work, engines).checks if r.status in ("warn", "fail")}
+        promise = TABLE.get(name, {})
+        caught = found.get(promise["check"]) == promise["status"] if promise else not found
+        engine = {k: x for k, x in results[name].items() if k not in ("name", "tokens") and x is not None}
+        if engine.get("error"):
+            engine["error"] = scrub(engine["error"], work)
+        rows.append({"mutant": name, "check": promise.get("check"), "status": promise.get("status"),
+                     "needs": promise.get("needs"), "caught": caught, "engine": engine})  # fmt: skip
+    return rows
+
+
+def scrub(text: str, work: Path) -> str:
+    return text.replace(str(work.resolve()), "WORK")[:300]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", required=True, help="environment of the engine that is run")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=200)
+    args = parser.parse_args()
+    work = args.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    engine = find_engine(args.engine)
+    jobs, results_file = prepare(work), work / "results.jsonl"
+    if args.seconds > 0:
+        command = [str(engine.python), str(HERE / "engine_probe.py"), str(jobs), str(results_file), str(args.seconds)]
+        subprocess.run(command, check=True)
+    results = {}
+    if results_file.exists():
+        results = {r["name"]: r for r in map(json.loads, results_file.read_text().splitlines())}
+    left = [n for n in [GOOD, *TABLE] if n not in results]
+    if left:
+        print(f"{len(results)} done, {len(left)} left: call again")
+        return
+    rows = result_rows(work, results)
+    mutants = [r for r in rows if r["mutant"] != GOOD]
+    counts = Counter(r["engine"]["reached"] for r in mutants)
+    _figures.write(
+        "silent_faults",
+        claim=f"{len(mutants)} faults of drafter and pair: caught by the promised check. The engine itself: "
+        + ", ".join(f"{n} end in {k}" if k != "done" else f"{n} run without a word" for k, n in counts.most_common()),
+        ours=sum(r["caught"] for r in mutants),
+        theirs=len(mutants),
+        unit="mutants",
+        rows=rows,
+        engine_version=engine.version,
+    )
+    print(counts, "caught", sum(r["caught"] for r in mutants), "of", len(mutants))
+
+
+if __name__ == "__main__":
+    main()
