@@ -81,8 +81,10 @@ class StubServer:
     """The stub in a thread: `with StubServer(folder) as s: s.url`. change(request, reply) edits replies; delay in
     seconds; `asked` counts answered requests."""
 
+    stub_class: type[Stub] = Stub
+
     def __init__(self, tokenizer: Path, change: Change | None = None, delay: float = 0.0, port: int = 0) -> None:
-        self.stub, self.change, self.delay, self.port = Stub(tokenizer), change, delay, port
+        self.stub, self.change, self.delay, self.port = self.stub_class(tokenizer), change, delay, port
         self.asked = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()

@@ -9,45 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capture_support import as_target, make_run, write_prompts
 from stub_server import Stub, StubServer
 
 from draftsmith.capture.rows import iter_rows, verify_rows
 from draftsmith.capture.stage import STAGE
 from draftsmith.contract import Contract
 from draftsmith.errors import UserError
-from draftsmith.recipe import parse_recipe
-from draftsmith.stage import Run, execute
-from draftsmith.ui import QuietUi
+from draftsmith.stage import execute
 
 Maker = Callable[..., Path]
 
 
-def write_prompts(path: Path, records: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    return path
-
-
-def make_run(tmp_path: Path, target: Path, prompts: list[str], endpoints: list[str], **capture: Any) -> Run:
-    recipe = parse_recipe(
-        {
-            "name": "t",
-            "out": str(tmp_path / "runs"),
-            "target": {"model": str(target)},
-            "capture": {"prompts": prompts, "held_out": [], "endpoints": endpoints, "concurrency": 4, **capture},
-        },
-        "test",
-    )
-    return Run(recipe, recipe.folder, QuietUi())
-
-
 @pytest.fixture
 def target(byte_tokenizer: Maker) -> Path:
-    """A folder with config and tokenizer, no weights: all that capture from a server needs."""
-    folder = byte_tokenizer("target")
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "vocab_size": 320}
-    (folder / "config.json").write_text(json.dumps(config | sizes))
-    return folder
+    return as_target(byte_tokenizer("target"))
 
 
 def test_rows_hold_the_servers_ids_and_the_contract_is_begun(tmp_path: Path, target: Path) -> None:
@@ -166,9 +142,8 @@ def test_a_dead_address_is_one_block(tmp_path: Path, target: Path) -> None:
     assert not (run.stage_dir("capture") / "run.json").exists()
 
 
-def test_no_chat_template_is_refused_unless_raw(tmp_path: Path, target: Path, byte_tokenizer: Maker) -> None:
-    base = byte_tokenizer("base", template=None)
-    (base / "config.json").write_text((target / "config.json").read_text())
+def test_no_chat_template_is_refused_unless_raw(tmp_path: Path, byte_tokenizer: Maker) -> None:
+    base = as_target(byte_tokenizer("base", template=None))
     prompts = write_prompts(tmp_path / "p.jsonl", ["Once upon", "The capital"])
     with StubServer(base) as server:
         with pytest.raises(UserError, match="no chat template"):

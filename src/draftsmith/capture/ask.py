@@ -7,9 +7,10 @@ their number is the one the server counts. Anything else is asked for again (cap
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 from draftsmith.capture.pool import Endpoint, FaultyAnswer, Pool
 from draftsmith.capture.prompts import Message, Prompt
@@ -37,6 +38,19 @@ class Settings:
     max_prompt_tokens: int = 1024
     seed: int | None = 0
     """None: sample from the engine's own stream (see stage.seed_of)."""
+
+
+class Keeper(Protocol):
+    """Keeps the states of answers while they are given (extract/one_pass.py)."""
+
+    def ask(self) -> tuple[str, dict[str, Any]]:
+        """A name for one attempt, and the fields its body needs."""
+
+    def keep(self, row: Row, name: str) -> None: ...
+
+    def crowded(self) -> bool: ...
+
+    def settled(self, rows: Sequence[Row]) -> None: ...
 
 
 class GivenUp(Exception):  # noqa: N818 (no fault of ours)
@@ -67,8 +81,10 @@ class Asker:
 
     continues(endpoint) notes are made through `pool.ui`."""
 
-    def __init__(self, pool: Pool, settings: Settings, tokenizer: TargetTokenizer | None) -> None:
-        self.pool, self.settings, self.tokenizer = pool, settings, tokenizer
+    def __init__(
+        self, pool: Pool, settings: Settings, tokenizer: TargetTokenizer | None, keeper: Keeper | None = None
+    ) -> None:
+        self.pool, self.settings, self.tokenizer, self.keeper = pool, settings, tokenizer, keeper
         self.prompt_tokens = self.answer_tokens = 0
         self.cut_chains = 0
 
@@ -120,11 +136,15 @@ class Asker:
             if prompt.tools:
                 sampling["tools"] = prompt.tools
 
+        kept = ""
+
         async def request(endpoint: Endpoint) -> Answer:
+            nonlocal kept
+            kept, fields = self.keeper.ask() if self.keeper is not None else ("", {})  # a name per attempt
             if s.mode == "chat":
-                answer = await endpoint.client.chat(asked.messages, **sampling)
+                answer = await endpoint.client.chat(asked.messages, **sampling, **fields)
             else:
-                answer = await endpoint.client.complete(asked.text, **sampling)
+                answer = await endpoint.client.complete(asked.text, **sampling, **fields)
             await self._believe(endpoint, asked, answer)
             return answer
 
@@ -155,6 +175,8 @@ class Asker:
             server_model=answer.model or endpoint.model,
             answer_text=answer.text,
         )
+        if self.keeper is not None:
+            self.keeper.keep(row, kept)
         return row, answer
 
     def _asked(self, prompt: Prompt, messages: list[Message]) -> Turn:

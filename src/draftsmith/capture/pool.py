@@ -22,6 +22,10 @@ LONGEST_REST = 30.0
 """Seconds a server is left alone at most before it is tried again."""
 
 
+FAULTY_TRIES = 8
+"""Answers that cannot be right, one after another to the same request, after which it is given up."""
+
+
 class FaultyAnswer(Exception):  # noqa: N818 (it is the answer that is faulty)
     """An answer that arrived but cannot be right (another's ids); asked for again. The text is the reason."""
 
@@ -119,10 +123,11 @@ class Pool:
     async def ask(self, request: Callable[[Endpoint], Awaitable[Answer]]) -> tuple[Endpoint, Answer]:
         """Make one request somewhere until it succeeds. `request` raises FaultyAnswer for an answer it does not believe.
 
-        RefusedError (4xx) goes to the caller; so does the FaultyAnswer that came at every one of `tries`."""
-        started, attempt, faulty = time.monotonic(), 0, 0
+        RefusedError (4xx) goes to the caller; so does a FaultyAnswer that comes every time."""
+        started, failed, faulty = time.monotonic(), 0, 0
         while True:
             endpoint = await self._take()
+            pause = 0.1 * self.backoff
             try:
                 answer = await request(endpoint)
             except RefusedError:
@@ -132,13 +137,15 @@ class Pool:
                 faulty += 1
                 self.retries[str(e)] += 1
                 self._well(endpoint)
-                if faulty >= self.tries:
+                if faulty >= FAULTY_TRIES:
                     raise
             except UserError as e:
+                failed += 1
                 self._failed(endpoint, e)
                 # others get answers while this one never does: it is this request's own fault
-                if attempt + 1 >= self.tries and self._last_answer > started + 1.0:
+                if failed >= self.tries and self._last_answer > started + 1.0:
                     raise FaultyAnswer("the server failed at every try") from None
+                pause = min(self.backoff * 2 ** min(failed - 1, 6), 20.0)
             else:
                 self._well(endpoint)
                 return endpoint, answer
@@ -146,8 +153,7 @@ class Pool:
                 endpoint.in_flight -= 1
                 async with self._change:
                     self._change.notify()
-            attempt += 1
-            await asyncio.sleep(min(self.backoff * 2 ** min(attempt - 1, 6), 20.0) * (0.5 + random.random()))
+            await asyncio.sleep(pause * (0.5 + random.random()))
 
     async def greet(self) -> None:
         """Ask every server for its model once. UserError where none answers, or they serve different models."""

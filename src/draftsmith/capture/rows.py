@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,8 @@ class RowWriter:
         self._rows: list[Row] = []
         self._lost: list[tuple[str, int, str]] = []
         self._since = time.monotonic()
+        self.on_close: Callable[[Sequence[Row]], None] | None = None
+        """Told which rows have just been closed on disk."""
 
     def _mended_ledger(self) -> list[dict[str, Any]]:
         ledger = read_ledger(self.folder)
@@ -201,7 +203,9 @@ class RowWriter:
         self._append(line)
         self._next += 1
         self.count += len(self._rows)
-        self._rows, self._lost = [], []
+        closed, self._rows, self._lost = self._rows, [], []
+        if self.on_close is not None:
+            self.on_close(closed)
 
     def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / LEDGER).open("ab") as f:

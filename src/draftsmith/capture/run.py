@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.capture.ask import Asker, DifferentIdsError, GivenUp, NoIdsError, Settings
+from draftsmith.capture.ask import Asker, DifferentIdsError, GivenUp, Keeper, NoIdsError, Settings
 from draftsmith.capture.plan import Plan, require_share
 from draftsmith.capture.pool import Pool
 from draftsmith.capture.prompts import Prompt
@@ -87,18 +87,21 @@ def capture_rows(
     max_dropped: float = 0.5,
     every_rows: int = 500,
     every_seconds: float = 20.0,
+    keeper: Keeper | None = None,
 ) -> dict[str, Any]:
     """Ask all units that are not settled; rows go to `folder`. Returns the counts (keys of run.json's result).
 
     UserError: no server answers, the server's rendering differs from ours, no token ids, too many losses."""
     writer = RowWriter(folder, every_rows, every_seconds)
+    if keeper is not None:
+        writer.on_close = keeper.settled
     flags = settled_flags(plan, writer, samples)
     left = int(flags.size - flags.sum())
     if left < flags.size:
         ui.note(f"{flags.size - left:,} of {flags.size:,} answers are there already; {left:,} to go")
     counts: dict[str, Any] = {}
     if left:
-        counts = asyncio.run(_capture(plan, flags, left, writer, settings, servers, tokenizer, ui, max_dropped))
+        counts = asyncio.run(_capture(plan, flags, left, writer, settings, servers, tokenizer, ui, max_dropped, keeper))
     require_share(writer.count, writer.given_up, max_dropped, "capture")
     facts = row_facts(folder)
     ui.note(
@@ -129,6 +132,7 @@ async def _capture(
     tokenizer: TargetTokenizer | None,
     ui: Ui,
     max_dropped: float,
+    keeper: Keeper | None,
 ) -> dict[str, Any]:
     units = _open_units(plan, flags)
     pool = Pool(
@@ -143,7 +147,7 @@ async def _capture(
     )
     async with pool:
         await pool.greet()
-        asker = Asker(pool, settings, tokenizer)
+        asker = Asker(pool, settings, tokenizer, keeper)
         with ui.task("capture", left, "answers") as task:
             progress = Progress(task, asker)
 
@@ -158,6 +162,8 @@ async def _capture(
                             require_share(writer.rows_so_far, writer.given_up, max_dropped, "capture")
                     else:
                         writer.add(rows)
+                        if keeper is not None and keeper.crowded():
+                            writer.close_part()
                         progress.unit(rows)
 
             tasks = [asyncio.create_task(worker()) for _ in range(min(pool.capacity, left))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,12 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
     _require_servable(run, target)
     plan = plan_of(run)
     contract.save(folder)
-    key = _api_key(section)
+    key, keeper = _api_key(section), None
     with ExitStack() as stack:
-        if section.endpoints:
+        if run.recipe.extract.passes == 1:
+            server, keeper = _keeping(run, target, folder, contract, stack)
+            servers = Servers([server.url], model=server.name, limit=section.concurrency, patience=10.0)
+        elif section.endpoints:
             servers = Servers(section.endpoints, api_key=key, limit=section.concurrency)
         else:
             server = stack.enter_context(_engine(run, target, folder))
@@ -128,10 +132,24 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             run.ui,
             samples=section.samples,
             max_dropped=section.max_dropped,
+            keeper=keeper,
         )
         _leave_references(run, folder, servers)
     contract.with_(data_hash=result["output_hash"]).save(folder)
     return result
+
+
+def _keeping(run: Run, target: Path, folder: Path, contract: Contract, stack: ExitStack) -> tuple[Any, Any]:
+    """The engine with our states plugin, and what keeps the states (extract.passes: 1)."""
+    from draftsmith.extract.one_pass import keeping, require_possible
+    from draftsmith.extract.stage import with_layers
+    from draftsmith.extract.wire import Wire
+
+    require_possible(run)
+    decided = with_layers(contract, run.recipe.extract.aux_layers)
+    wire = stack.enter_context(Wire(decided, folder))
+    server = stack.enter_context(_engine(run, target, folder, wire.arguments(), wire.environment()))
+    return server, stack.enter_context(keeping(run, wire, decided, server.require_alive))
 
 
 def _leave_references(run: Run, folder: Path, servers: Servers) -> None:
@@ -177,13 +195,17 @@ def _own_cpu_engine(run: Run) -> bool:
     return find_engine(run.recipe.engine.path).platform == "cpu"
 
 
-def _engine(run: Run, target: Path, folder: Path) -> Any:
+def _engine(
+    run: Run, target: Path, folder: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Any:
     """The engine's server for the plain target, with the recipe's settings; its log lies in the stage's folder."""
     from draftsmith.engine.find import find_engine
     from draftsmith.engine.server import Server, serve_section
 
     section = run.recipe.engine
-    return Server(find_engine(section.path), target, log=folder / "engine.log", ui=run.ui, **serve_section(section))
+    given = serve_section(section)
+    given["args"], given["env"] = [*given["args"], *args], {**given["env"], **(env or {})}
+    return Server(find_engine(section.path), target, log=folder / "engine.log", ui=run.ui, **given)
 
 
 STAGE = Stage("capture", ("target", "engine", "capture"), inputs, work)
