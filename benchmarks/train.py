@@ -1,6 +1,6 @@
 """The optimizer step beside the peers' own, both sides in one run on one GPU: results/train_<shape>.json.
 
-    python benchmarks/train.py --out benchmarks/results [--seconds 560] [--raw FILE]
+    python benchmarks/train.py --out benchmarks/results [--figures NAME…] [--raw FILE]
 
 Needs one Hopper-class GPU and the peers importable beside draftsmith:
 
@@ -51,30 +51,29 @@ class Job:
     process: subprocess.Popen[bytes] | None = None
 
 
-def jobs() -> list[Job]:
-    """Longest first. The peers' wrapped form reserves far more than it uses."""
-    every_a, every_b, c = "7:2048:1,3:2048:1,7:4096:1,7:2048:1:0.4", "7:4096:1,3:4096:1", "3:1024:8"
-    peers = [
-        (["specforge", "A", every_a, "wrap=0"], 45),
-        (["specforge", "A", every_a, "wrap=1"], 73),
-        (["specforge", "C", c, "wrap=0"], 9),
-        (["specforge", "C", c, "wrap=1"], 9),
-        (["specforge", "B", every_b, "wrap=0"], 24),
-        (["specforge", "B", every_b, "wrap=1"], 31),
-        (["speculators", "A", "7:2048:1,7:4096:1"], 55),
-        (["speculators", "C", c], 4),
-        (["speculators", "B", every_b], 23),
-    ]
-    ours = []
-    for options in (["teacher=full"], ["teacher=full", "lean=1"], ["teacher=stored"]):
-        ours += [(["A", every_a, *options], 32), (["B", every_b, *options], 14)]
-        ours.append((["C", c, "graph=1", *options], 3))
-    return [
-        *(Job([str(HERE / "train_peers.py"), *args], gib) for args, gib in peers[:4]),
-        Job([str(HERE / "train_same.py")], 6),
-        *(Job([str(HERE / "train_ours.py"), *args], gib) for args, gib in ours),
-        *(Job([str(HERE / "train_peers.py"), *args], gib) for args, gib in peers[4:]),
-    ]
+def jobs(names: list[str]) -> list[Job]:
+    """What the figures need: per shape the anchor in both forms, the other peer, and ours with the first choice found
+    within the step, with the lean optimizer, and with the first choice given. Most memory first; the anchor's wrapped
+    form reserves far more than it uses."""
+    found: list[Job] = []
+    memory = {"A": (73, 45, 55, 32), "B": (31, 24, 23, 14), "C": (9, 9, 4, 3)}
+    for shape, (wrapped, plain, speculators, ours) in memory.items():
+        figures = [FIGURES[n] for n in names if FIGURES[n][0] == shape]
+        runs = ",".join(f"{K}:{length}:{docs}" + (f":{s}" if s < 1 else "") for _, K, length, docs, s, _ in figures)
+        if not runs:
+            continue
+        peers, mine = str(HERE / "train_peers.py"), str(HERE / "train_ours.py")
+        graph = ["graph=1"] if shape == "C" else []
+        found += [
+            Job([peers, "specforge", shape, runs, "wrap=1"], wrapped),
+            Job([peers, "specforge", shape, runs, "wrap=0"], plain),
+            *(
+                Job([mine, shape, runs, *graph, *options], ours)
+                for options in (["teacher=full"], ["teacher=full", "lean=1"], ["teacher=stored"])
+            ),
+            Job([peers, "speculators", shape, runs], speculators),
+        ]
+    return [*sorted(found, key=lambda j: "speculators" in j.args), Job([str(HERE / "train_same.py")], 6)]
 
 
 def ceiling() -> dict[str, Any]:
@@ -97,12 +96,12 @@ print(json.dumps({"side": "ceiling", "tflops": statistics.median(groups), "group
     return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
 
 
-def run(raw: Path, seconds: float, wanted: str | None) -> None:
+def run(raw: Path, seconds: float, names: list[str]) -> None:
     """All jobs, as many side by side as fit into memory and cores; results go to `raw` line by line."""
     deadline = time.time() + seconds
     with raw.open("a") as f:
         f.write(json.dumps(ceiling() | {"versions": versions()}) + "\n")
-    waiting, running = [j for j in jobs() if wanted is None or wanted in " ".join(j.args)], []
+    waiting, running = jobs(names), list[Job]()
     logs = raw.with_suffix(".log")
     while waiting or running:
         for job in [j for j in running if j.process and j.process.poll() is not None]:
@@ -205,13 +204,13 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=HERE / "results")
     p.add_argument("--raw", type=Path, default=Path("train_raw.jsonl"))
     p.add_argument("--seconds", type=float, default=900, help="no new process is begun after this")
-    p.add_argument("--only", help="run only the processes whose command line holds this text")
+    p.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NAME")
     p.add_argument("--collect", action="store_true", help="make the figures from --raw, run nothing")
     p.add_argument("--commit", help="commit to name; none = git's")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.collect:
-        run(a.raw, a.seconds, a.only)
+        run(a.raw, a.seconds, a.figures)
     head = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     collect(a.raw, a.out, a.commit or subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip())
 

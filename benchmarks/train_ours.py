@@ -24,6 +24,7 @@ from train_shapes import BF16, DEVICE, SHAPES, normal
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.train.batch import StepBatch
 from draftsmith.train.fused.adamw import FusedAdamW
+from draftsmith.train.fused.arena import Arena
 from draftsmith.train.fused.head import FullTeacher
 from draftsmith.train.fused.layout import FlatParams
 from draftsmith.train.fused.plan import Plan, draft_index
@@ -115,9 +116,10 @@ def measure(ours: Ours, K: int, length: int, docs: int, opts: dict[str, str], sh
             ours.optimizer.step(1e-4)
             return loss
 
+    ours.step.arena = Arena(DEVICE)  # an earlier configuration's memory is not this one's
     losses = []
     began = time.time()
-    for _ in range(4):
+    for _ in range(int(opts.get("warm", 4))):
         losses.append(float(run()))
     torch.cuda.synchronize()
     warm = time.time() - began
