@@ -6,12 +6,12 @@ from typing import Any
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#dc2626", "#0891b2")
 LAYOUT: dict[str, Any] = {
-    "margin": {"l": 48, "r": 12, "t": 36, "b": 44},
+    "margin": {"l": 52, "r": 12, "t": 36, "b": 60},
     "height": 320,
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "font": {"family": "system-ui, sans-serif", "size": 13},
-    "legend": {"orientation": "h", "y": -0.2},
+    "legend": {"orientation": "h", "y": -0.32},
     "colorway": list(COLORS),
 }
 
