@@ -160,6 +160,11 @@ def find(error: Logged, index: Index, frames: list[tuple[Frame, str]], seconds: 
     """Places that can have produced the error, best first."""
     message = squeeze(error.message).strip()
     places: list[Place] = []
+    if error.wrapped and message:
+        # pydantic reports the message alone: the frames end where it was called, not where the validator raised.
+        places = by_message(error, message, index, seconds)
+        if places:
+            return places
     if frames:
         frame, rel = frames[-1]
         source = text_of(index.source.read_bytes(rel)).split("\n")
@@ -172,7 +177,8 @@ def find(error: Logged, index: Index, frames: list[tuple[Frame, str]], seconds: 
             values = fit.values if fit else ()
             how = "frame and message" if fit else "frame"
             return [Place(rel, site.line, site.end, site.function, site.kind, site.exc, how, 1e6, values)]
-        if same and (not message or not deepest):
+        if same:
+            # Raised by the interpreter itself (an import, an index, a missing key), or outside.
             return [Place(rel, frame.line, frame.line, frame.function, "call", error.type, "frame", 1e6)]
         if not message and frame.code:
             places = _by_code(frame, rel, source)

@@ -135,6 +135,16 @@ def test_pydantic_is_unwrapped(site: Path) -> None:
     assert found.error.type == "ValueError" and found.error.wrapped == "ValidationError for SpeculativeConfig"
 
 
+def test_a_wrapped_error_is_not_where_its_frames_end(site: Path) -> None:
+    log = traceback(
+        PYDANTIC,
+        '"/venv/lib/python3.12/site-packages/vllm/worker.py", line 3, in create\n    logger = logging.getLogger(__name__)',
+        '"/venv/lib/python3.12/site-packages/pydantic/_internal/_dataclasses.py", line 121, in __init__\n    s.validate()',
+    )
+    found = ask(log, site)
+    assert found.place is not None and found.place.line == line_of(site, "vllm/config.py", "raise ValueError(")
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_a_tail_of_a_few_lines_is_enough(site: Path, keep: int) -> None:
     rows = [f"(APIServer pid=7) {row}" for row in traceback(PYDANTIC).split("\n")][:-1]
@@ -174,6 +184,17 @@ def test_a_frame_outside_leads_to_the_engines_deepest_line(site: Path) -> None:
     assert found.place is not None and (found.place.file, found.place.line) == ("vllm/worker.py", at)
     assert found.around is not None and found.around.function == "run"
     assert "torch/nn/functional.py:7" in found.notes[0]
+
+
+def test_what_the_interpreter_raises_is_at_its_line(site: Path) -> None:
+    at = line_of(site, "vllm/worker.py", "item.copy()")
+    log = traceback(
+        "AttributeError: 'list' object has no attribute 'copi'",
+        f'"/venv/lib/python3.12/site-packages/vllm/worker.py", line {at}, in load\n    item.copy()',
+    )
+    found = ask(log, site)
+    assert found.place is not None and (found.place.line, found.place.kind) == (at, "call")
+    assert found.around is not None and [g.kind for g in found.around.guards] == ["for"]
 
 
 def test_a_frame_of_another_release_is_found_by_its_code(site: Path) -> None:
