@@ -26,7 +26,6 @@ import _figures
 import mutants_form
 import mutants_pair
 import tiny_pair as tp
-from engine_tree import write_engine
 from mutant_case import MUTANTS, Case, good_case
 
 from draftsmith.check.types import Verdict
@@ -75,19 +74,18 @@ def prepare(work: Path) -> Path:
     return jobs
 
 
-def verdict_of(name: str, work: Path, engines: dict[str, Path]) -> Verdict:
+def verdict_of(name: str, work: Path) -> Verdict:
     sys.path.insert(0, str(MUTANTS_FOLDER))
     from test_mutants import verdict_of as ask
 
     case = make_case(name, work)
-    return ask(case, work / "verdicts" / (name if name != GOOD else "good"), engines)
+    return ask(case, work / "verdicts" / (name if name != GOOD else "good"))
 
 
 def result_rows(work: Path, results: dict[str, Any]) -> list[dict[str, Any]]:
-    engines = {k: write_engine(work / "trees" / k, k) for k in ("modern-v1", "modern-v2", "middle", "old")}
     rows = []
     for name in [GOOD, *TABLE]:
-        found = {r.id: r.status for r in verdict_of(name, work, engines).checks if r.status in ("warn", "fail")}
+        found = {r.id: r.status for r in verdict_of(name, work).checks if r.status in ("warn", "fail")}
         promise = TABLE.get(name, {})
         caught = found.get(promise["check"]) == promise["status"] if promise else not found
         engine = {k: x for k, x in results[name].items() if k not in ("name", "tokens") and x is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from asked import facts
 from public_forms import FORMS
 
 from draftsmith.check.run import check_pair
@@ -12,10 +13,10 @@ from draftsmith.check.types import Options
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
-def test_good_form(tmp_path: Path, engine_trees: dict[str, Path], name: str) -> None:
+def test_good_form(tmp_path: Path, name: str) -> None:
     form = FORMS[name]()
     target, drafter = form.write(tmp_path)
-    verdict = check_pair(str(target), str(drafter), str(engine_trees[form.engine]), Options(**form.options))
+    verdict = check_pair(str(target), str(drafter), None, Options(**form.options), facts=facts(form.engine))
     assert [(r.id, r.status, r.found) for r in verdict.checks if r.status in ("warn", "fail")] == []
     assert verdict.verdict == "yes"
     memory = next(r for r in verdict.checks if r.id == "pair.memory")

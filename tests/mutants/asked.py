@@ -13,6 +13,7 @@ from mutant_case import Case, good_case
 
 from draftsmith.check.run import check_pair
 from draftsmith.check.types import CheckRow, Verdict
+from draftsmith.engine.reader import EngineFacts, read_engine
 
 
 @cache
@@ -26,12 +27,18 @@ def engine(kind: str) -> str:
     return str(write_engine(Path(_root().name) / kind, kind))
 
 
+@cache
+def facts(kind: str) -> EngineFacts:
+    """The same engine, read once for many pairs."""
+    return read_engine(engine(kind))
+
+
 def ask_verdict(root: Path, change: Callable[[Case], Any] | None = None, engine_kind: str = "modern-v1") -> Verdict:
     case = good_case(root / "scratch", with_contract=False)
     if change is not None:
         change(case)
     target, drafter = case.write(root)
-    return check_pair(str(target), str(drafter), engine(engine_kind), case.make_options())
+    return check_pair(str(target), str(drafter), None, case.make_options(), facts=facts(engine_kind))
 
 
 def ask(root: Path, change: Callable[[Case], Any] | None = None, engine_kind: str = "modern-v1") -> dict[str, CheckRow]:

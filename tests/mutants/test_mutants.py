@@ -9,6 +9,7 @@ from pathlib import Path
 import mutants_form
 import mutants_pair  # noqa: F401 (registers)
 import pytest
+from asked import facts
 from mutant_case import MUTANTS, Case, good_case
 
 from draftsmith.check.catalog import CATALOG
@@ -23,7 +24,7 @@ ELSEWHERE = {"engine.faults", "engine.dry_run"}
 assert mutants_form
 
 
-def verdict_of(case: Case, root: Path, engines: dict[str, Path]) -> Verdict:
+def verdict_of(case: Case, root: Path) -> Verdict:
     target, drafter = case.write(root)
     rows = None
     if case.rows is not None:
@@ -51,7 +52,7 @@ def verdict_of(case: Case, root: Path, engines: dict[str, Path]) -> Verdict:
                 for i, ids in enumerate(case.rows)
             ],
         )
-    return check_pair(str(target), str(drafter), str(engines[case.engine]), case.make_options(), rows)
+    return check_pair(str(target), str(drafter), None, case.make_options(), rows, facts=facts(case.engine))
 
 
 def trouble(verdict: Verdict) -> dict[str, str]:
@@ -60,22 +61,20 @@ def trouble(verdict: Verdict) -> dict[str, str]:
 
 @pytest.mark.parametrize("engine", ["modern-v1", "modern-v2", "old"])
 @pytest.mark.parametrize("deep", [False, True])
-def test_the_good_pair_passes_everything(
-    tmp_path: Path, engine_trees: dict[str, Path], engine: str, deep: bool
-) -> None:
+def test_the_good_pair_passes_everything(tmp_path: Path, engine: str, deep: bool) -> None:
     case = good_case(tmp_path / "scratch")
     case.engine, case.options = engine, {"deep": deep, "num_speculative_tokens": 3}
-    verdict = verdict_of(case, tmp_path, engine_trees)
+    verdict = verdict_of(case, tmp_path)
     assert trouble(verdict) == {}
     assert verdict.verdict == "yes" and verdict.exit_code == 0
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_mutant(tmp_path: Path, engine_trees: dict[str, Path], name: str) -> None:
+def test_mutant(tmp_path: Path, name: str) -> None:
     promise = TABLE[name]
     case = good_case(tmp_path / "scratch")
     MUTANTS[name](case)
-    verdict = verdict_of(case, tmp_path, engine_trees)
+    verdict = verdict_of(case, tmp_path)
     found = trouble(verdict)
     assert found.pop(promise["check"], None) == promise["status"], found
     assert sorted(found) == promise["also"], "a check that the table does not name speaks up"
@@ -85,13 +84,13 @@ def test_mutant(tmp_path: Path, engine_trees: dict[str, Path], name: str) -> Non
         assert verdict.verdict == "no" and verdict.exit_code == 1
 
 
-def test_what_a_check_needs_is_what_the_table_says(tmp_path: Path, engine_trees: dict[str, Path]) -> None:
+def test_what_a_check_needs_is_what_the_table_says(tmp_path: Path) -> None:
     """Without --deep, contract or rows, a mutant that needs them is not caught by that check (it is skipped)."""
     for name in ("embedding_random", "norm_output_lost", "answers_not_covered"):
         case = good_case(tmp_path / "scratch")
         MUTANTS[name](case)
         case.options, case.contract, case.rows = {}, None, None
-        found = verdict_of(case, tmp_path / name, engine_trees)
+        found = verdict_of(case, tmp_path / name)
         assert next(r.status for r in found.checks if r.id == TABLE[name]["check"]) == "skip", name
 
 

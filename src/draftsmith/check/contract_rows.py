@@ -8,7 +8,6 @@ from typing import Any
 from draftsmith.check.look import Finding, Look, fail, finding, ok, skip, warn
 from draftsmith.check.rope import read_rope
 from draftsmith.contract import Contract
-from draftsmith.errors import UserError
 
 
 def tokenizer_hash(folder: Path) -> str | None:
@@ -35,20 +34,25 @@ def _differing(pairs: dict[str, tuple[Any, Any]]) -> list[str]:
 
 @finding("pair.target")
 def target(look: Look) -> Finding:
-    from draftsmith.target.config import facts_of
+    from draftsmith.target.config import config_hash
 
-    was = _contract(look).target
-    try:
-        now = facts_of(look.target.raw, was.name)
-    except UserError as e:
-        return skip(e.what)
-    keys = ("architecture", "model_type", "outer_model_type", "hidden_size", "num_layers", "vocab_size")
-    if wrong := _differing({k: (getattr(was, k), getattr(now, k)) for k in keys}):
+    was, t = _contract(look).target, look.target
+    # Not facts_of: where a size is absent it asks transformers, which takes seconds to import.
+    inner = t.text.get("model_type") or t.raw.get("model_type")
+    now = {
+        "architecture": t.architecture,
+        "model_type": inner,
+        "outer_model_type": t.raw.get("model_type") or inner,
+        "hidden_size": t.hidden,
+        "num_layers": t.layers,
+        "vocab_size": t.vocab,
+    }
+    if wrong := _differing({k: (getattr(was, k), value) for k, value in now.items()}):
         return fail(f"the contract is for {was.name}: " + "; ".join(wrong), "give the target that was captured")
-    if was.config_hash != now.config_hash:
+    if was.config_hash != (hashed := config_hash(t.raw)):
         return warn(
             f"same architecture and sizes as {was.name}, but another config.json (hash {was.config_hash[:12]}… trained, "
-            f"{now.config_hash[:12]}… now)",
+            f"{hashed[:12]}… now)",
             "compare the two configs (rope, revision, quantisation); another revision may write other answers",
         )
     return ok(f"{was.name}, {was.architecture}, the config that was captured")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftsmith.check.inputs import load_json, model_folder
 from draftsmith.check.types import CheckRow, Context, EngineId, Options, Verdict, run_checks
 from draftsmith.errors import UserError
+
+if TYPE_CHECKING:
+    from draftsmith.engine.reader import EngineFacts
 
 MODULES = (
     "gate",
@@ -32,8 +36,6 @@ MODULES = (
 DECISIVE = frozenset({"form.files", "form.inventory", "form.map_values"})
 """Beside the gate: where one of these could not be made, nobody can say yes."""
 
-PRINT_ORDER = "gate form pair runner silence engine"
-
 
 def load_checks() -> None:
     """Register every check."""
@@ -41,17 +43,16 @@ def load_checks() -> None:
         import_module(f"draftsmith.check.{name}")
 
 
-def engine_path(engine: str | None) -> tuple[str | None, str]:
-    """(what the reader is given, why there is none)."""
+def engine_path(engine: str | None) -> str | None:
+    """What the reader is given: the path as typed, else the managed engine's; None where there is none."""
     if engine is not None:
-        return engine, ""
+        return engine
     from draftsmith.engine.find import find_engine
 
     try:
-        found = find_engine(None)
-    except UserError as e:
-        return None, e.what
-    return str(found.site), ""
+        return str(find_engine(None).site)
+    except UserError:
+        return None  # the gate's rows say so, and the verdict is "unknown"
 
 
 def make_context(
@@ -60,8 +61,11 @@ def make_context(
     engine: str | None,
     options: Options,
     rows: Path | None = None,
+    facts: EngineFacts | None = None,
 ) -> Context:
-    """Resolve what the user typed and read both configs. UserError for input that cannot be looked at at all."""
+    """Resolve what the user typed and read both configs. UserError for input that cannot be looked at at all.
+
+    facts: an engine that was read before, in place of `engine`."""
     target_folder = model_folder(target, "target")
     target_config = load_json(target_folder / "config.json")
     known: dict[str, object] = {"target_config": target_config}
@@ -69,9 +73,11 @@ def make_context(
     if drafter is not None:
         drafter_folder = model_folder(drafter, "drafter")
         known["drafter_config"] = load_json(drafter_folder / "config.json")
-    where, _ = engine_path(engine)
+    where = facts.path if facts is not None else engine_path(engine)
+    if facts is not None:
+        known["engine"] = facts
     ctx = Context(target_folder, drafter_folder, where, options, **known)
-    if where is not None and options.platform is not None:
+    if facts is None and where is not None and options.platform is not None:
         from draftsmith.engine.reader import read_engine
 
         ctx.__dict__["engine"] = read_engine(where, platform=options.platform)
@@ -96,10 +102,12 @@ def check_pair(
     options: Options | None = None,
     rows: Path | None = None,
     dry_run: bool = False,
+    facts: EngineFacts | None = None,
 ) -> Verdict:
-    """All checks of a pair. dry_run: also the engine's own config creation, in its own environment."""
+    """All checks of a pair. dry_run: also the engine's own config creation, in its own environment. facts: an engine
+    that was read before (many pairs, one engine)."""
     load_checks()
-    ctx = make_context(target, drafter, engine, options or Options(), rows)
+    ctx = make_context(target, drafter, engine, options or Options(), rows, facts)
     found = list(run_checks(ctx))
     if dry_run:
         from draftsmith.check.dryrun import dry_run as own_verdict
