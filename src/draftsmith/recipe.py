@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
 from draftsmith.errors import UserError, nearest
 
@@ -71,14 +71,23 @@ class CaptureSection(_Section):
     thinking: Literal["default", "on", "off"] = Field("default", description="enable_thinking handed to the template")
     samples: int = Field(1, gt=0, description="answers per prompt")
     temperature: float = Field(0.7, ge=0, description="sampling temperature")
+    temperatures: list[NonNegativeFloat] = Field(
+        default_factory=list, description="temperatures of the samples in turn (a mix); none = temperature for all"
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling mass")
     max_tokens: int = Field(256, gt=0, description="longest answer, tokens")
     max_prompt_tokens: int = Field(1024, gt=0, description="prompts longer than this are dropped and counted")
-    concurrency: int = Field(16, gt=0, description="requests in flight")
+    concurrency: int = Field(16, gt=0, description="requests in flight per server")
+    request_timeout: int = Field(600, gt=0, description="seconds after which a request is made again")
     system: str | None = Field(None, description="system prompt put before every conversation")
     seed: int = Field(0, description="seed of prompt choice and sampling")
     max_dropped: float = Field(0.5, ge=0, le=1, description="share of prompts that may be dropped before capture stops")
     api_key_env: str | None = Field(None, description="environment variable that holds the endpoint's key")
+    assistant_role: str | None = Field(None, description="a further name for the assistant in the prompt files")
+    drop_images: bool = Field(False, description="take the text of messages with images (text-only targets)")
+    trust_answers: bool = Field(
+        False, description="take the answers in the files as they are: they must be the target's own, e.g. its logs"
+    )
 
 
 class VocabSection(_Section):
@@ -93,6 +102,9 @@ class ExtractSection(_Section):
     """Hidden states of the captured rows."""
 
     backend: Literal["transformers", "vllm"] = Field("transformers", description="what computes the states")
+    passes: Literal[1, 2] = Field(
+        2, description="2: a second pass over captured rows; 1: states are kept while the engine answers"
+    )
     aux_layers: list[int] | None = Field(
         None, description="aux layer ids (id k = stream entering layer k); none = 2, n//2, n-3"
     )

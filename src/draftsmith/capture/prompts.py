@@ -47,15 +47,26 @@ KEPT = ("tool_calls", "tool_call_id", "name")
 
 
 @dataclass(frozen=True)
+class Logged:
+    """What a log says about its last answer. prompt_ids, answer_ids: token ids where the server gave them, else empty."""
+
+    finish_reason: str = ""
+    model: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A conversation to be answered. prompt_id: content hash, 16 hex digits. messages: in order, with the roles system,
     user, assistant, tool; every assistant turn in it, and its end if that is no assistant turn, is answered by the
-    target. source: name of the set. tools: function descriptions handed to the template."""
+    target. source: name of the set. tools: function descriptions handed to the template. logged: for records of a server's log."""
 
     prompt_id: str
     source: str
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
+    logged: Logged | None = None
 
     @property
     def first_user(self) -> str:
@@ -167,6 +178,8 @@ def read_record(record: Any, source: str, rules: Rules, where: str) -> Prompt | 
         return Dropped(f"record is a {type(record).__name__}")
     if (record.get("image") or record.get("images")) and not rules.drop_images:
         return Dropped("has images")
+    if "response" in record and isinstance(record.get("request", record.get("body")), dict):
+        return _read_log(record, source, rules, where)
     found: list[Message] | Dropped | None = None
     for key in CONVERSATION:
         if isinstance(record.get(key), list):
@@ -198,6 +211,32 @@ def read_record(record: Any, source: str, rules: Rules, where: str) -> Prompt | 
     ):
         found = [{"role": "system", "content": record["system"]}, *found]
     return finish(found, source, rules, record.get("tools"))
+
+
+def _read_log(record: dict[str, Any], source: str, rules: Rules, where: str) -> Prompt | Dropped:
+    """A request and its response (OpenAI's form; the batch API nests both in "body")."""
+    request, response = record.get("request", record.get("body")), record["response"]
+    request = request.get("body", request) if isinstance(request, dict) else {}
+    response = response.get("body", response) if isinstance(response, dict) else {}
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(request.get("messages"), list):
+        return Dropped("logged request without messages")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0].get("message"), dict):
+        return Dropped("logged response without a message")
+    choice = choices[0]
+    talk = _conversation([*request["messages"], {"role": "assistant", **choice["message"]}], rules, where)
+    if isinstance(talk, Dropped):
+        return talk
+    made = finish(talk, source, rules, request.get("tools"))
+    if isinstance(made, Dropped):
+        return made
+    logged = Logged(
+        str(choice.get("finish_reason") or ""),
+        str(response.get("model") or request.get("model") or ""),
+        tuple(response.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()),
+        tuple(choice.get("token_ids") or ()),
+    )
+    return Prompt(made.prompt_id, made.source, made.messages, made.tools, logged)
 
 
 def finish(messages: list[Message], source: str, rules: Rules, tools: Any = None) -> Prompt | Dropped:

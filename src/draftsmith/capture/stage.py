@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.capture.ask import Settings
+from draftsmith.capture.imported import import_rows
 from draftsmith.capture.plan import Plan, plan_prompts, summary
 from draftsmith.capture.prompts import Rules
 from draftsmith.capture.rows import iter_rows
@@ -53,14 +54,14 @@ def first_contract(run: Run, folder: Path) -> Contract:
 
 
 def rules_of(section: CaptureSection) -> Rules:
-    return Rules(system=section.system)
+    return Rules(section.assistant_role, section.drop_images, section.system)
 
 
 def settings_of(section: CaptureSection, seeded: bool = True) -> Settings:
     return Settings(
         mode=section.mode,
         thinking=section.thinking,
-        temperatures=(section.temperature,),
+        temperatures=tuple(section.temperatures) or (section.temperature,),
         top_p=section.top_p,
         max_tokens=section.max_tokens,
         max_prompt_tokens=section.max_prompt_tokens,
@@ -113,13 +114,19 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
     _require_servable(run, target)
     plan = plan_of(run)
     contract.save(folder)
+    if section.trust_answers:
+        result = import_rows(plan, folder / ROWS, tokenizer, section.thinking, run.ui, section.max_dropped)
+        contract.with_(data_hash=result["output_hash"]).save(folder)
+        return result
     key, keeper = _api_key(section), None
     with ExitStack() as stack:
         if run.recipe.extract.passes == 1:
             server, keeper = _keeping(run, target, folder, contract, stack)
             servers = Servers([server.url], model=server.name, limit=section.concurrency, patience=10.0)
         elif section.endpoints:
-            servers = Servers(section.endpoints, api_key=key, limit=section.concurrency)
+            servers = Servers(
+                section.endpoints, api_key=key, limit=section.concurrency, timeout=section.request_timeout
+            )
         else:
             server = stack.enter_context(_engine(run, target, folder))
             servers = Servers([server.url], model=server.name, limit=section.concurrency, patience=10.0)

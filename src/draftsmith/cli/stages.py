@@ -1,4 +1,4 @@
-"""capture, vocab, extract, train, export, report: each one stage of a recipe (check and bench have files of their own)."""
+"""vocab, extract, train, export, report: each one stage of a recipe (capture, check and bench have files of their own)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from draftsmith.cli.common import print_json
 from draftsmith.errors import UserError
 
 HELP = {
-    "capture": "Let the target answer the recipe's prompts through its server; store its token ids as rows.",
     "vocab": "Choose the draft vocabulary from the captured answers.",
     "extract": "Make the hidden states of the captured rows.",
     "train": "Train (or fine-tune) the drafter on the states; the best checkpoint is chosen by acceptance.",
