@@ -40,7 +40,7 @@ def explain(
 
     text = _read(log)
     located = locate(engine if engine is not None else find_engine(None).package.parent)
-    found = trace(text, Index.of(located.source, located.engine, located.version))
+    found = trace(text, Index.of(located.source, located.engine, located.version), version=located.version)
     called = f"{located.engine} {located.version or '(version unknown)'}"
     if found is None:
         if as_json:

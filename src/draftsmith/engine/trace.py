@@ -17,6 +17,7 @@ from draftsmith.engine.trace_log import Frame, Logged, errors
 from draftsmith.engine.trace_match import Match, match, squeeze
 from draftsmith.engine.trace_templates import Site
 
+_VERSION = re.compile(r"(?:API server version|LLM engine \(v)\s*(\d+\.\d+\.\d+(?:\.?\w+\d)?)")
 SHOWN = 12
 """Source lines shown at most."""
 
@@ -70,10 +71,10 @@ class Explanation:
         }
 
 
-def explain(text: str, index: Index, seconds: float = 4.0) -> Explanation | None:
+def explain(text: str, index: Index, seconds: float = 4.0, version: str | None = None) -> Explanation | None:
     """The root error of a log and where it came from; None where the log holds no error.
 
-    seconds: how long to go on parsing files beyond the likeliest ones."""
+    seconds: how long to go on parsing files beyond the likeliest ones. version: of the engine that the index is of."""
     found = errors(text)
     if not found or found[0].rank <= -10:
         return None
@@ -87,6 +88,10 @@ def explain(text: str, index: Index, seconds: float = 4.0) -> Explanation | None
             break
     index.save()
     assert best is not None
+    notes = best.notes
+    spoken = _VERSION.search(text)
+    if version and spoken and spoken[1] != version.split("+")[0]:
+        notes = (*notes, f"the log is of {spoken[1]}, the source read here is {version}: lines may differ")
     first = best.error
     said = {first.message}
     others = []
@@ -168,20 +173,17 @@ def find(error: Logged, index: Index, frames: list[tuple[Frame, str]], seconds: 
     if frames:
         frame, rel = frames[-1]
         source = text_of(index.source.read_bytes(rel)).split("\n")
-        here = [s for s in index.sites(rel) if s.line <= frame.line <= s.end]
-        site = min(here, key=lambda s: s.end - s.line) if here else None
-        same = frame.line <= len(source) and _same_code(frame.code, source, frame.line)
-        fit = _best(site, message, error.cut) if site else None
-        deepest = error.frames[-1] == frame
-        if site is not None and (fit is not None or (same and deepest)):
-            values = fit.values if fit else ()
-            how = "frame and message" if fit else "frame"
-            return [Place(rel, site.line, site.end, site.function, site.kind, site.exc, how, 1e6, values)]
-        if same:
-            # Raised by the interpreter itself (an import, an index, a missing key), or outside.
-            return [Place(rel, frame.line, frame.line, frame.function, "call", error.type, "frame", 1e6)]
-        if not message and frame.code:
-            places = _by_code(frame, rel, source)
+        line = frame.line if _same_code(frame.code, source, frame.line) else _line_of_code(frame.code, source)
+        if line:
+            here = [s for s in index.sites(rel) if s.line <= line <= s.end]
+            site = min(here, key=lambda s: s.end - s.line) if here else None
+            fit = _best(site, message, error.cut) if site else None
+            if site is not None and (fit is not None or error.frames[-1] == frame):
+                how = "frame and message" if fit else "frame"
+                values = fit.values if fit else ()
+                return [Place(rel, site.line, site.end, site.function, site.kind, site.exc, how, 1e6, values)]
+            # Raised by the interpreter itself (an import, an index, a missing key), or outside the engine.
+            return [Place(rel, line, line, frame.function, "call", error.type, "frame", 1e6)]
     if message:
         places += by_message(error, message, index, seconds)
     if not places and frames:
@@ -200,12 +202,13 @@ def _same_code(code: str, source: list[str], line: int) -> bool:
     return here.startswith(code.replace(" ", "")[:60])
 
 
-def _by_code(frame: Frame, rel: str, source: list[str]) -> list[Place]:
-    wanted = frame.code.replace(" ", "")[:60]
+def _line_of_code(code: str, source: list[str]) -> int:
+    """Where the traceback's code stands in the installed file, if that is another release's; 0 where it does not."""
+    wanted = code.replace(" ", "")[:60]
     for n, row in enumerate(source, 1):
         if row.strip() and squeeze(" ".join(source[n - 1 : n + 12])).replace(" ", "").startswith(wanted):
-            return [Place(rel, n, n, frame.function, "call", "", "frame", 1e5)]
-    return []
+            return n
+    return 0
 
 
 def _best(site: Site, message: str, cut: bool) -> Match | None:
