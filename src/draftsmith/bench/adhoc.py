@@ -126,7 +126,7 @@ def _launch(asked: Asked, plan: Plan, out: Path, ui: Ui) -> dict[str, Any]:
     decode = decoder(target)
     opener: Opener
     if asked.engine == REFERENCE:
-        from draftsmith.engine.reference import ReferenceOpener, describe_reference
+        from draftsmith.bench.reference import ReferenceOpener, describe_reference
 
         opener = ReferenceOpener(target, asked.drafter, asked.num_speculative_tokens, ui)
         return run_bench(plan, asked.ways, opener, out, describe_reference(), ui, decode)

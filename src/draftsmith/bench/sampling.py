@@ -20,7 +20,7 @@ from draftsmith.capture.prompts import Prompt
 from draftsmith.engine.client import EngineClient
 from draftsmith.ui import Ui
 
-PERMUTATIONS = 2000
+PERMUTATIONS = 4000
 ALPHA = 0.001
 """Below this p-value of either statistic (halved for there being two) the distributions are called different."""
 
@@ -53,57 +53,53 @@ def _by_prompt(side: Pass) -> dict[str, list[Request]]:
     return groups
 
 
-def _homogeneity(tokens: np.ndarray, ours: np.ndarray) -> float:
-    """Σ over places and tokens of (n_ours − n_theirs)² / (n_ours + n_theirs). tokens: [answers, places] as indices
-    within each place; ours: [answers] bool."""
-    total = 0.0
-    for place in range(tokens.shape[1]):
-        size = int(tokens[:, place].max()) + 1
-        a = np.bincount(tokens[ours, place], minlength=size).astype(float)
-        b = np.bincount(tokens[~ours, place], minlength=size).astype(float)
-        both = a + b
-        total += float(((a - b) ** 2 / np.where(both > 0, both, 1)).sum())
-    return total
+def _sides(rng: np.random.Generator, ours: int, answers: int) -> np.ndarray:
+    """[1 + PERMUTATIONS, answers] of 0 and 1: who is on our side; row 0 as it was, the rest shuffled."""
+    base = np.arange(answers) < ours
+    return np.vstack([base, rng.permuted(np.tile(base, (PERMUTATIONS, 1)), axis=1)]).astype(np.float32)
+
+
+def _p_value(statistic: np.ndarray) -> float:
+    """Share of the shuffled values (from 1 on) that are at least the observed one (0), itself counted."""
+    tolerance = 1e-5 * max(abs(float(statistic[0])), 1.0)
+    return float((1 + (statistic[1:] >= statistic[0] - tolerance).sum()) / len(statistic))
+
+
+def _homogeneity(answers: np.ndarray, sides: np.ndarray) -> np.ndarray:
+    """Σ over places and tokens of (n_ours − n_theirs)² / (n_ours + n_theirs), for every row of `sides`.
+    answers: [answers, places] token ids."""
+    cells = []
+    for column in answers.T:
+        values, index = np.unique(column, return_inverse=True)
+        cells.append(np.eye(len(values), dtype=np.float32)[index])
+    hot = np.concatenate(cells, axis=1)  # [answers, cells]
+    ours, both = sides @ hot, hot.sum(0)
+    return ((2 * ours - both) ** 2 / both).sum(1)
 
 
 def compare_tokens(ours: dict[str, list[list[int]]], theirs: dict[str, list[list[int]]], seed: int = 0) -> float:
     """p-value of the token statistic. prompt_id → answers (token ids, all of one length) on each side.
 
     The first token is left out: it comes from the prefill, before any draft."""
-    blocks = []
-    for prompt in ours:
-        if prompt in theirs and len(ours[prompt]) > 1 and len(theirs[prompt]) > 1:
-            answers = np.asarray(ours[prompt] + theirs[prompt])[:, 1:]
-            indexed = np.stack([np.unique(column, return_inverse=True)[1] for column in answers.T], axis=1)
-            blocks.append((indexed, np.arange(len(answers)) < len(ours[prompt])))
-    if not blocks:
-        return 1.0
     rng = np.random.default_rng(seed)
-    observed = sum(_homogeneity(t, side) for t, side in blocks)
-    above = 0
-    for _ in range(PERMUTATIONS):
-        above += sum(_homogeneity(t, rng.permutation(side)) for t, side in blocks) >= observed
-    return (above + 1) / (PERMUTATIONS + 1)
+    total = np.zeros(1 + PERMUTATIONS)
+    for prompt in ours:
+        if len(ours[prompt]) > 1 and len(theirs.get(prompt, [])) > 1:
+            answers = np.asarray(ours[prompt] + theirs[prompt])[:, 1:]
+            total += _homogeneity(answers, _sides(rng, len(ours[prompt]), len(answers)))
+    return _p_value(total)
 
 
 def compare_scores(ours: dict[str, list[float]], theirs: dict[str, list[float]], seed: int = 0) -> tuple[float, float]:
     """(p-value, mean difference) of the plain model's scores, two-sided."""
-    blocks = []
-    for prompt in ours:
-        if prompt in theirs:
-            values = np.asarray(ours[prompt] + theirs[prompt])
-            blocks.append((values, np.arange(len(values)) < len(ours[prompt])))
-    if not blocks:
-        return 1.0, 0.0
-
-    def difference(sides: list[np.ndarray]) -> float:
-        pairs = [v[s].mean() - v[~s].mean() for (v, _), s in zip(blocks, sides, strict=True)]
-        return float(np.mean(pairs))
-
     rng = np.random.default_rng(seed)
-    observed = difference([s for _, s in blocks])
-    above = sum(abs(difference([rng.permutation(s) for _, s in blocks])) >= abs(observed) for _ in range(PERMUTATIONS))
-    return (above + 1) / (PERMUTATIONS + 1), observed
+    prompts = [p for p in ours if ours[p] and theirs.get(p)]
+    total = np.zeros(1 + PERMUTATIONS)
+    for prompt in prompts:
+        values = np.asarray(ours[prompt] + theirs[prompt], np.float32)
+        sides = _sides(rng, len(ours[prompt]), len(values))
+        total += sides @ values / len(ours[prompt]) - (1 - sides) @ values / len(theirs[prompt])
+    return _p_value(np.abs(total)), float(total[0]) / max(len(prompts), 1)
 
 
 async def score(client: EngineClient, side: Pass) -> dict[str, list[float]]:

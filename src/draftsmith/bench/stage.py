@@ -60,7 +60,7 @@ def make_opener(recipe: Recipe, target: Path, drafter: Path, folder: Path, run: 
     """The opener of the recipe's engine, and what bench.json says about it."""
     k = recipe.bench.num_speculative_tokens
     if recipe.engine.path == REFERENCE:
-        from draftsmith.engine.reference import ReferenceOpener, describe_reference
+        from draftsmith.bench.reference import ReferenceOpener, describe_reference
 
         return ReferenceOpener(target, drafter, k, run.ui), describe_reference()
     from draftsmith.engine.facts import describe

@@ -153,6 +153,7 @@ class EngineClient:
         backoff: float = 0.5,
         connections: int = 256,
         on_retry: Callable[[str], None] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url, self._model = root_url(url), model
         self.retries, self.backoff, self.on_retry = retries, backoff, on_retry
@@ -161,6 +162,7 @@ class EngineClient:
             timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            transport=transport,
         )
 
     async def __aenter__(self) -> EngineClient:
