@@ -19,7 +19,7 @@ def resolve_target(target: TargetSection, weights: bool = True) -> Path:
         return smollm2_folder()
     path = Path(target.model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file() and not (path / "params.json").is_file():
+        if not (path / "config.json").is_file():
             raise UserError(
                 f"{path} holds no config.json",
                 "a target is a folder with config.json, tokenizer and safetensors",
