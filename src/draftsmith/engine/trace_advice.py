@@ -64,7 +64,7 @@ ADVICE: tuple[Advice, ...] = (
     ),
     Advice(
         ("num_speculative_tokens",),
-        ("form.count",),
+        ("runner.tokens",),
         'the speculative config needs "num_speculative_tokens": 3 or so',
         "config/speculative.py",
     ),
@@ -75,7 +75,7 @@ ADVICE: tuple[Advice, ...] = (
     ),
     Advice(
         ("max_model_len", "is greater than the derived max_model_len"),
-        ("form.positions",),
+        ("pair.positions",),
         "lower --max-model-len to what config.json allows; raising it past the trained length gives garbage",
     ),
     Advice(
@@ -116,7 +116,7 @@ ADVICE: tuple[Advice, ...] = (
     ),
     Advice(
         ("does not support eagle3 with pipeline parallelism",),
-        ("pair.pipeline",),
+        ("pair.pipeline_parallel",),
         "serve with --pipeline-parallel-size 1 and more tensor parallelism",
     ),
     Advice(
