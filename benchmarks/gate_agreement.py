@@ -56,7 +56,7 @@ def unpacked(path: Path, folder: Path) -> Path:
 
 
 def compare(path: Path, folder: Path) -> dict[str, Any]:
-    """One release, all platforms: counts and disagreements; and how long the first verdict takes from the packed wheel."""
+    """One release, all platforms: counts and disagreements."""
     root = unpacked(path, folder)
     row: dict[str, Any] = {"compared": 0, "agree": 0, "disagree": []}
     modules, files = None, None
@@ -84,9 +84,6 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
                 row["disagree"].append({"platform": platform, "what": what, "ours": str(ours), "second": str(theirs)})
         if platform == "cpu":
             row["supports"] = sum(facts.support(e).supports is True for e in facts.registry.entries.values())
-    start = time.perf_counter()
-    read_engine(path).supports("LlamaForCausalLM")
-    row["one_verdict_s"] = round(time.perf_counter() - start, 3)
     return row
 
 
