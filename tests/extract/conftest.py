@@ -8,7 +8,8 @@ import torch
 
 
 def build(folder: Path, kind: str = "llama") -> Path:
-    """A random model of 6 layers, hidden 32, vocab 96. `kind`: llama, qwen3, gemma3 (a norm of 1 + weight)."""
+    """A random model of 6 layers, hidden 32, vocab 96. `kind`: llama, qwen3, gemma3 (a norm of 1 + weight),
+    deepseek_v3 (latent attention)."""
     import transformers as tf
 
     common = {
@@ -18,13 +19,24 @@ def build(folder: Path, kind: str = "llama") -> Path:
         "num_hidden_layers": 6,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 32,  # the least that vLLM's CPU attention knows
         "max_position_embeddings": 256,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+    if kind == "deepseek_v3":  # latent attention; dense, since experts are no matter here
+        common |= {"num_key_value_heads": 4, "head_dim": 16, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 16}
+        common |= {
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "first_k_dense_replace": 6,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+        common |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     cfg, cls = {
+        "deepseek_v3": (tf.DeepseekV3Config, tf.DeepseekV3ForCausalLM),
         "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
         "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
         "gemma3": (tf.Gemma3TextConfig, tf.Gemma3ForCausalLM),

@@ -76,7 +76,10 @@ def step(
 ) -> Any:
     """One scheduler output. new: id → (tokens, extra_args); parts: id=(already computed, tokens now)."""
     return Bag(
-        scheduled_new_reqs=[Bag(req_id=r, tokens=t, sampling_params=Bag(extra_args=x)) for r, (t, x) in new.items()],
+        scheduled_new_reqs=[
+            Bag(req_id=r, tokens=t, prompt_token_ids=t[:4], sampling_params=Bag(extra_args=x))
+            for r, (t, x) in new.items()
+        ],
         finished_req_ids=set(finished),
         num_scheduled_tokens={r: n for r, (_, n) in parts.items()},
         computed={r: at for r, (at, _) in parts.items()},
@@ -148,7 +151,7 @@ def test_a_preempted_request_is_filled_again_by_position(runner: Any, wire: Wire
 
 
 def test_a_generated_answer_lacks_only_the_state_of_its_last_token(runner: Any, wire: Wire) -> None:
-    name, fields = wire.ask(4)
+    name, fields = wire.ask(None)  # boundary: the prompt's end
     runner.execute_model(step({"a": (A, fields["vllm_xargs"])}, a=(0, 4)))  # prompt of 4, then a token a step
     for at in range(4, 11):
         runner.execute_model(step({}, a=(at, 1)))

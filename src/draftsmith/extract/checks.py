@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from draftsmith.extract.self_check import (
 )
 from draftsmith.extract.source import TransformersBackend
 from draftsmith.extract.states import States
+from draftsmith.extract.store import StateStore
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.stage import Run
 from draftsmith.target.resolve import resolve_target
@@ -93,16 +96,51 @@ def reference_model(run: Run, backend: Any, contract: Contract) -> TransformersS
     return WeightsHead(target)
 
 
-def run_self_check(run: Run, backend: Any, contract: Contract) -> Report:
-    """Compute a few rows as the long work will and compare; UserError (exit 1) if anything is off."""
+def cut(s: States, tokens: int) -> States:
+    """The first `tokens` tokens of a row; a causal model's states there do not know of the rest."""
+    keep = max(tokens - s.final_start, 0)
+    return replace(
+        s,
+        token_ids=s.token_ids[:tokens],
+        aux=s.aux[:tokens],
+        final=None if s.final is None else s.final[:keep],
+        argmax=None if s.argmax is None else s.argmax[:keep],
+    )
+
+
+def stored(store: Path | None, references: list[Reference]) -> list[tuple[Reference, States]]:
+    """References whose rows a store holds already (kept during capture), with those states. The last position of an
+    answer is left out: its state was not computed then."""
+    if store is None:
+        return []
+    held = StateStore.open(store)
+    there = {e.row_id: e for e in held.index}
+    found = [(r, there[r.row_id]) for r in references if r.row_id in there]
+    pairs = [(r, e, min(len(r.token_ids), e.tokens - 1)) for r, e in found]
+    return [
+        (Reference(r.row_id, r.token_ids[:n], r.boundary, r.top[:n], r.source), cut(held.read_entry(e), n))
+        for r, e, n in pairs
+    ]
+
+
+def run_self_check(run: Run, backend: Any, contract: Contract, store: Path | None = None) -> Report:
+    """Compute a few rows as the long work will (or take them from what capture kept in `store`) and compare; UserError
+    (exit 1) if anything is off."""
     section = run.recipe.extract
     if not section.self_check_rows:
         run.ui.warn("extract.self_check_rows is 0: layers, norm and alignment of the states are not verified")
         return Report()
     model = reference_model(run, backend, contract)
     references = choose_references(run, model)
-    batch = [Item(r.row_id, np.asarray(r.token_ids, dtype=np.int32), r.boundary) for r in references]
-    report = compare(backend.compute_full(batch), references, model, contract, section.self_check_min)
+    if pairs := stored(store, references):
+        references, made = [r for r, _ in pairs], [s for _, s in pairs]
+    elif backend is None:
+        run.ui.warn("none of the rows that were to be checked has states: they are not verified")
+        return Report()
+    else:
+        batch = [Item(r.row_id, np.asarray(r.token_ids, dtype=np.int32), r.boundary) for r in references]
+        made = backend.compute_full(batch)
+    report = compare(made, references, model, contract, section.self_check_min)
     require(report, section.self_check_min)
     run.ui.note(
         f"self-check: the final state gives the most likely token at {report.agreement:.1%} of {report.positions} positions "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,20 @@ MAX_NAN = 0.01
 DISK_MARGIN = 256 << 20
 
 
-def settle_contract(run: Run) -> Contract:
-    """The capture's (or, for fp8-topk, the vocab's) contract with aux layers and final state decided."""
+def with_layers(contract: Contract, aux_layers: list[int] | None) -> Contract:
+    """The contract with its aux layers (None: 2, n//2, n-3) and the final state decided."""
     from draftsmith.target.config import check_aux_layers, default_aux_layers
 
+    n = contract.target.num_layers
+    ids = default_aux_layers(n) if aux_layers is None else check_aux_layers(aux_layers, n)
+    return contract.with_(aux_layer_ids=ids, final_state="pre_norm")
+
+
+def settle_contract(run: Run) -> Contract:
+    """The capture's (or, for fp8-topk, the vocab's) contract with aux layers and final state decided."""
     section = run.recipe.extract
     contract = Contract.load(run.stage_dir("vocab" if section.codec == "fp8-topk" else "capture"))
-    n = contract.target.num_layers
-    ids = default_aux_layers(n) if section.aux_layers is None else check_aux_layers(section.aux_layers, n)
-    return contract.with_(aux_layer_ids=ids, final_state="pre_norm")
+    return with_layers(contract, section.aux_layers)
 
 
 def settle_codec(run: Run) -> tuple[Codec, Any]:
@@ -85,7 +91,9 @@ def require_room(folder: Path, expected: dict[str, Any]) -> None:
         )
 
 
-def _store(run: Run, folder: Path, contract: Contract, codec: Codec, backend: Backend, total: int) -> dict[str, Any]:
+def _store(
+    run: Run, folder: Path, contract: Contract, codec: Codec, backend: Backend | None, total: int
+) -> dict[str, Any]:
     from draftsmith.extract.source import finite
     from draftsmith.extract.store import StateWriter
 
@@ -102,7 +110,7 @@ def _store(run: Run, folder: Path, contract: Contract, codec: Codec, backend: Ba
                 else:
                     yield batch
 
-        for batch, made_states in backend.stream(unfinished()):
+        for batch, made_states in backend.stream(unfinished()) if backend is not None else ():
             for item, states in zip(batch, made_states, strict=True):
                 if item.row_id in writer.done:
                     continue
@@ -118,6 +126,16 @@ def _store(run: Run, folder: Path, contract: Contract, codec: Codec, backend: Ba
         skipped = Counter(writer.skipped.values())
     seconds = time.time() - started
     return {"skipped": dict(skipped), "tokens_per_second": round(made / seconds, 1) if made else None}
+
+
+def _missing(run: Run, folder: Path) -> bool:
+    """Whether any row still has to be computed."""
+    from draftsmith.extract.shard import read_index
+    from draftsmith.extract.store import read_skipped
+
+    there = {e.row_id for p in folder.glob("shard-*.json") for e in read_index(p)[1]}
+    there |= set(read_skipped(folder / "skipped.jsonl"))
+    return any(i.row_id not in there for i in items(run, Counter()))
 
 
 def _require_few_nan(skipped: int, seen: int, last: bool = False) -> None:
@@ -139,6 +157,7 @@ def inputs(run: Run) -> dict[str, str]:
 
 def work(run: Run, folder: Path) -> dict[str, Any]:
     from draftsmith.extract.checks import run_self_check
+    from draftsmith.extract.one_pass import adopt
     from draftsmith.extract.source import open_backend
 
     section = run.recipe.extract
@@ -159,8 +178,11 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             f"{expected['tokens']:,} tokens, {expected['rows']:,} rows: {expected['bytes'] / 1e9:.2f} GB of states ({codec.name})"
         )
         require_room(folder, expected)
-    with open_backend(run, contract, draft_ids) as backend:
-        report = run_self_check(run, backend, contract)
+    adopted = not live and section.passes == 1 and adopt(run, folder, contract, codec)
+    if adopted:
+        contract.save(folder)
+    with open_backend(run, contract, draft_ids) if _missing(run, folder) else nullcontext() as backend:
+        report = run_self_check(run, backend, contract, folder if adopted else None)
         result: dict[str, Any] = {**expected, "codec": codec.name, "self_check": report.as_dict()}
         if live:
             contract.save(folder)

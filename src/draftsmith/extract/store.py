@@ -79,7 +79,7 @@ class StateWriter:
         else:
             contract.save(folder)
             write_json(folder / FILE, facts)
-        self.skipped = _read_skipped(folder / SKIPPED, mend=True)
+        self.skipped = read_skipped(folder / SKIPPED, mend=True)
         self._next = 0
         self.done: set[str] = set()
         """Ids of the rows that are stored or skipped."""
@@ -141,7 +141,7 @@ class StateWriter:
             self._shard.release()
 
 
-def _read_skipped(path: Path, mend: bool = False) -> dict[str, str]:
+def read_skipped(path: Path, mend: bool = False) -> dict[str, str]:
     """row id → reason. mend: drop a line that a kill left unfinished."""
     if not path.is_file():
         return {}
@@ -181,7 +181,7 @@ class StateStore:
         self.codec = make_codec(self.facts["codec"], self.facts["params"])
         self.shards = sorted(p.stem for p in folder.glob("shard-*.json"))
         self.index: list[Entry] = [e for s in self.shards for e in read_index(folder / f"{s}.json")[1]]
-        self.skipped = _read_skipped(folder / SKIPPED)
+        self.skipped = read_skipped(folder / SKIPPED)
         self._by_id = {e.row_id: e for e in self.index}
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._pid = os.getpid()

@@ -123,7 +123,7 @@ class TransformersStates:
             for h in handles:
                 h.remove()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def streams(self, rows: Sequence[Sequence[int]], ids: Sequence[int]) -> dict[int, Tensor]:
         """Residual streams of a right-padded batch: id → [B, T_max, G] in the compute type."""
         longest = max(len(r) for r in rows)
@@ -136,7 +136,7 @@ class TransformersStates:
             self.model(input_ids=batch.to(self.device), use_cache=False, logits_to_keep=1)
         return caught
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def head(self, final: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """final [M, G] before the norm → (positions, normed [m, G], logits float32 [m, V]) in chunks."""
         for start in range(0, final.shape[0], _HEAD_CHUNK):
@@ -144,7 +144,7 @@ class TransformersStates:
             normed = self.parts.norm(final[part].to(self.dtype))
             yield part, normed, self.parts.lm_head(normed).float()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def states(self, rows: Sequence[Sequence[int]], boundaries: Sequence[int], final_too: bool = False) -> list[States]:
         """`States` of a batch of rows, on the CPU; the teacher from position boundary - 1 on.
 
@@ -174,7 +174,7 @@ class TransformersStates:
             )
         return out
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def tops(self, final: Tensor, times: int = 1) -> Tensor:
         """Most likely tokens int64 [M] of final states [M, G] with the final norm applied `times` times."""
         out = []
@@ -185,14 +185,14 @@ class TransformersStates:
             out.append(self.parts.lm_head(x).argmax(-1).cpu())
         return torch.cat(out)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def own_tops(self, ids: Sequence[int]) -> list[int]:
         """The model's own most likely next token after each position, from its whole forward (no hook of ours)."""
         logits = self.model(input_ids=torch.tensor([list(ids)], device=self.device), use_cache=False).logits
         tops: list[int] = logits[0].argmax(-1).tolist()
         return tops
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def all_streams(self, ids: Sequence[int]) -> Tensor:
         """[n + 1, T, G]: streams 0 … n - 1 as transformers reports them (`output_hidden_states`), and stream n, which it
         reports normed only, from the final norm's input. One row, no padding."""

@@ -53,10 +53,12 @@ class Wire:
         """Flags for the engine: layers are part of its compile cache's key, or a graph without them could be loaded."""
         return ["--additional-config", json.dumps({"draftsmith_states": self.layers})]
 
-    def ask(self, boundary: int) -> tuple[str, dict[str, Any]]:
-        """A file name for one request, and the body fields that ask for it."""
+    def ask(self, boundary: int | None) -> tuple[str, dict[str, Any]]:
+        """A file name for one request, and the body fields that ask for it. boundary: the first answer token's index;
+        None = the prompt's end."""
         name = f"s{next(self._count)}"
-        return name, {"vllm_xargs": {KEY: name, FROM: max(boundary - 1, 0)}}
+        where = {} if boundary is None else {FROM: max(boundary - 1, 0)}
+        return name, {"vllm_xargs": {KEY: name, **where}}
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

@@ -8,6 +8,7 @@ answering costs what it costs without. Chunked prefill and preemption are handle
 DRAFTSMITH_VLLM_STATES   {"folder": …, "layers": [2, 15, 27, 30], "argmax": true}; unset: nothing is tapped
 A request asks with vllm_xargs: {"draftsmith_states": NAME, "draftsmith_from": POSITION}; NAME.safetensors appears in the
 folder, by rename, when the request has ended:
+  (POSITION left out: the prompt's last)
   states bf16 [tokens, layers, hidden]; token_ids int32 [tokens]; argmax int32 [tokens], -1 before POSITION;
   metadata: layers, start (0, or the first position that is there if a prefix cache cut it off).
 Id k is the stream entering layer k; the number of layers, the last state before the final norm.
@@ -149,7 +150,10 @@ class Tap:
             import torch
 
             hidden = self.runner.model_config.get_hidden_size()
-            self.kept[new.req_id] = Kept(name, int(extra.get(FROM, 0)), len(self.layers), hidden, torch.bfloat16)
+            first = extra.get(FROM)
+            if first is None:
+                first = len(new.prompt_token_ids or (0,)) - 1
+            self.kept[new.req_id] = Kept(name, int(first), len(self.layers), hidden, torch.bfloat16)
 
     def _write(self, kept: Kept) -> None:
         try:
