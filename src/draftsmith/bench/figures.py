@@ -35,8 +35,8 @@ def acceptance(counts: Counters) -> dict[str, Any]:
     target_steps = counts.tokens - counts.accepted
     return {
         "drafts": counts.drafts,
-        "acceptance_length": round(1 + counts.accepted / counts.drafts, 4),
-        "acceptance_per_position": [round(n / counts.drafts, 4) for n in per],
+        "acceptance_length": round(counts.length, 4),
+        "acceptance_per_position": [round(r, 4) for r in counts.rates],
         "acceptance_conditional": [round(n / b, 4) if b else None for n, b in zip(per, before, strict=False)],
         "tokens_per_target_step": round(counts.tokens / target_steps, 4) if target_steps > 0 else None,
     }

@@ -100,6 +100,16 @@ class Counters:
             self.kind, accepted_per_position=per, speculative=self.speculative or other.speculative, **counts
         )
 
+    @property
+    def rates(self) -> list[float]:
+        """accepted_per_position / drafts; [] where nothing was drafted."""
+        return [n / self.drafts for n in self.accepted_per_position] if self.drafts else []
+
+    @property
+    def length(self) -> float:
+        """Acceptance length: 1 + accepted / drafts."""
+        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
         return found | {"accepted_per_position": self.accepted_per_position, "kind": self.kind}

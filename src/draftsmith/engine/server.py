@@ -22,6 +22,7 @@ from draftsmith.engine.find import Engine
 from draftsmith.engine.flags import known_flags, wish
 from draftsmith.engine.inject import plugin_env
 from draftsmith.engine.process import Guarded, free_port, require_free
+from draftsmith.engine.server_death import explain_death
 from draftsmith.errors import Exit, UserError
 from draftsmith.recipe import EngineSection
 from draftsmith.ui import QuietUi, Ui
@@ -217,7 +218,7 @@ class Server:
 
     def death(self, code: int) -> UserError:
         """The engine's end as one block."""
-        return explain_death(self.log, code, self.engine.label)
+        return explain_death(self.log, code, self.engine)
 
     def stop(self) -> None:
         """Graceful stop; returns when no process of the engine is left."""
@@ -288,38 +289,3 @@ def _pairs(command: list[str]) -> list[str]:
             lines[-1] += " " + quoted
     head = next((i for i, line in enumerate(lines) if line.startswith("--")), len(lines))
     return [" ".join(lines[:head]), *lines[head:]]
-
-
-_ERROR = re.compile(r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Killed)\w*): (.+)")
-_PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:(?:ERROR|CRITICAL|WARNING|INFO)\s+[\d-]+\s+[\d:]+\s+\[[^\]]*\]\s*)?")
-
-
-def last_errors(text: str, count: int = 3) -> list[str]:
-    """The distinct `SomeError: …` lines of a log, first ones first, log prefixes taken off."""
-    found: list[str] = []
-    for line in text.splitlines():
-        bare = _PREFIX.sub("", line.strip())
-        if _ERROR.match(bare) and bare not in found:
-            found.append(bare)
-    return found[:count]
-
-
-def explain_death(log: Path, code: int, label: str) -> UserError:
-    """Why an engine died, from its log: the root line, condition and remedy where engine/trace.py knows it."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    errors = last_errors(text)
-    tail = [line for line in text.splitlines() if line.strip()][-3:]
-    shown = " | ".join(errors or tail) or "it wrote nothing"
-    how = f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
-    memory = code == 137 or "out of memory" in text.lower() or "Cannot allocate memory" in text
-    return UserError(
-        f"{label} ended before it was done ({how}): {shown[:700]}",
-        "memory ran out" if memory else "",
-        f"see {log}"
-        + (
-            "; a smaller engine.max_model_len or KV cache needs less"
-            if memory
-            else "; draftsmith explain LOG says more"
-        ),
-        Exit.NO,
-    )
