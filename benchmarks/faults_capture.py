@@ -3,9 +3,10 @@
 Three stub servers stand behind proxies that spoil 20 % of all answers (429, 500, resets in mid-body, 60 s stalls,
 truncated JSON, another's ids); two of the three servers are killed in turn and come back; capture itself is killed with
 SIGKILL at 20 random moments. Every row is then compared with what the deterministic stub says for that prompt and seed.
-The second part captures a million prompts from one stub and reads the peak anonymous memory of the capturing process.
+The second part captures a million prompts and reads the peak anonymous memory of the capturing process. There the stub
+answers inside that process (its memory is counted too); with --wire it stands behind a socket, which takes longer.
 
-    python benchmarks/faults_capture.py [--prompts 2000] [--kills 20] [--million 1000000]
+    python benchmarks/faults_capture.py [--prompts 2000] [--kills 20] [--million 1000000] [--wire]
 """
 
 from __future__ import annotations
@@ -39,6 +40,28 @@ from draftsmith.capture.ask import sample_seed  # noqa: E402
 from draftsmith.capture.plan import plan_prompts  # noqa: E402
 from draftsmith.capture.prompts import Rules  # noqa: E402
 from draftsmith.capture.rows import count_rows, iter_rows  # noqa: E402
+
+INSIDE = """
+import sys
+sys.path[:0] = [{tests!r}]
+import json, httpx
+from pathlib import Path
+from stub_server import Stub
+
+class Transport(httpx.AsyncBaseTransport):
+    stub = Stub(Path({tokenizer!r}))
+
+    async def handle_async_request(self, request):
+        if request.method == "GET":
+            return httpx.Response(200, json={{"data": [{{"id": "stub"}}]}})
+        body = json.loads(request.content)
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={{"tokens": self.stub.render(body["messages"])}})
+        return httpx.Response(200, json=self.stub.reply(request.url.path, body))
+
+plain = httpx.AsyncClient.__init__
+httpx.AsyncClient.__init__ = lambda self, **given: plain(self, **(given | {{"transport": Transport()}}))
+"""
 
 DRIVER = """
 import json, sys
@@ -81,9 +104,9 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def start(arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start(arguments: dict[str, Any], before: str = "") -> subprocess.Popen[bytes]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.Popen([sys.executable, "-c", DRIVER, json.dumps(arguments)], env=env)
+    return subprocess.Popen([sys.executable, "-c", before + DRIVER, json.dumps(arguments)], env=env)
 
 
 def kill_servers_in_turn(servers: list[StubProcess], tokenizer: Path, stop: threading.Event, log: Counter[str]) -> None:
@@ -100,7 +123,7 @@ def kill_servers_in_turn(servers: list[StubProcess], tokenizer: Path, stop: thre
 
 def compare(rows: Path, prompts: Path, tokenizer: Path, samples: int) -> Counter[str]:
     """Every row with what the stub says; counts right, foreign, doubled, missing."""
-    stub, out = Stub(tokenizer), Counter[str]()
+    stub, out = Stub(tokenizer), Counter({"right": 0, "foreign": 0})
     texts = {p.prompt_id: p.messages for p in plan_prompts([str(prompts)], [], 0, Rules(), 0.5)}
     seen: Counter[tuple[str, int]] = Counter()
     for row in iter_rows(rows):
@@ -161,21 +184,22 @@ def faults(work: Path, tokenizer: Path, count: int, kills: int) -> dict[str, Any
     return {"units": count * samples, **found, **log, "injected": dict(injected)}
 
 
-def million(work: Path, tokenizer: Path, count: int) -> dict[str, Any]:
+def million(work: Path, tokenizer: Path, count: int, wire: bool) -> dict[str, Any]:
     prompts = write_prompts(work / "million.jsonl", count)
-    servers = StubProcess(tokenizer)
+    server = StubProcess(tokenizer) if wire else None
     arguments = {
         "prompts": str(prompts),
         "rows": str(work / "million"),
         "tokenizer": None,
-        "urls": [servers.url],
-        "limit": 32,
+        "urls": [server.url if server else "http://inside"],
+        "limit": 8,
         "timeout": 60.0,
         "samples": 1,
         "every": 5000,
     }
     started = time.monotonic()
-    process = start(arguments)
+    inside = INSIDE.format(tests=str(TESTS / "capture"), tokenizer=str(tokenizer))
+    process = start(arguments, "" if wire else inside)
     peak, watched = 0, psutil.Process(process.pid)
     while process.poll() is None:
         try:
@@ -184,11 +208,13 @@ def million(work: Path, tokenizer: Path, count: int) -> dict[str, Any]:
         except psutil.NoSuchProcess:
             break
         time.sleep(0.2)
-    servers.kill()
+    if server:
+        server.kill()
     seconds = time.monotonic() - started
     stored = count_rows(work / "million")
     return {
         "prompts": count,
+        "stub": "behind a socket" if wire else "inside the process",
         "rows": stored,
         "exit": process.returncode,
         "peak_anonymous_mb": round(peak / 1e6, 1),
@@ -202,6 +228,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--million", type=int, default=1_000_000)
+    parser.add_argument("--wire", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         work = Path(tmp)
@@ -209,7 +236,7 @@ def main() -> None:
         write_byte_tokenizer(tokenizer)
         first = faults(work, tokenizer, given.prompts, given.kills)
         print(json.dumps(first), flush=True)
-        second = million(work, tokenizer, given.million) if given.million else None
+        second = million(work, tokenizer, given.million, given.wire) if given.million else None
         print(json.dumps(second), flush=True)
     path = write(
         "faults_capture",

@@ -73,8 +73,8 @@ class FaultProxy:
                 head, body = await read_message(reader)
                 if not await self._pass_on(head, body, writer):
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the other side hung up, or the test is over
         finally:
             writer.close()
 

@@ -130,8 +130,8 @@ class StubServer:
                 )
                 writer.write(raw)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the other side hung up, or the test is over
         finally:
             writer.close()
 

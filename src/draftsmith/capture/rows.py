@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 
 def write_part(path: Path, rows: Sequence[Row]) -> None:
     """A parquet file of rows, complete or not there."""
-    table = pa.Table.from_pylist([asdict(r) for r in rows], schema=SCHEMA)
+    table = pa.Table.from_pydict({n: [getattr(r, n) for r in rows] for n in _NAMES}, schema=SCHEMA)
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as f:
