@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 def test_kernels_agree_with_plain_torch():
     pytest.importorskip("triton")
     here = Path(__file__).parent

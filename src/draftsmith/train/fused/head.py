@@ -72,7 +72,8 @@ def teacher_logits(
     if batch.topk is not None:
         ids, logits, rest = (x[plan.teachers] for x in batch.topk)
         others = rest.to(torch.promote_types(rest.dtype, torch.float32)) - math.log(max(out.shape[1] - ids.shape[1], 1))
-        out.copy_(others[:, None].expand_as(out))
+        # finite, where nothing is left over: probability times logit must not become 0 * inf
+        out.copy_(others.clamp_min(-1e30)[:, None].expand_as(out))
         out.scatter_(1, ids, logits.to(out.dtype))
         return
     if batch.final is None or head is None:

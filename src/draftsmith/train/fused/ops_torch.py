@@ -201,17 +201,21 @@ def soft_ce(
     weight [c]: 0 = the row does not count. figures [3, K*R] gets cross-entropy, teacher entropy and "first choice is
     goal" of each counting row at `at` [c]."""
     wide = _wide(logits)
-    log_q = wide.log_softmax(-1)
-    t = _wide(teacher[slot.long()])
-    log_p = t.log_softmax(-1)
-    p = log_p.exp()
+    t = _wide(teacher.index_select(0, slot))
+    t_log = t.logsumexp(-1)
+    p = t.sub(t_log[:, None]).exp_()
+    z_log = wide.logsumexp(-1)
     counts = weight != 0
-    zero = torch.zeros((), dtype=wide.dtype, device=wide.device)
-    figures[0, at] = torch.where(counts, -(p * log_q).sum(-1), zero).to(figures.dtype)
-    # 0 * -inf for tokens that a stored top-k teacher does not hold
-    figures[1, at] = torch.where(counts, -(p * log_p.nan_to_num(0.0, neginf=0.0)).sum(-1), zero).to(figures.dtype)
+    # the teacher's probabilities sum to 1, so that both entropies are one dot product away from a log-sum-exp
+    figures[0, at] = ((z_log - _row_dot(p, wide)) * counts).to(figures.dtype)
+    figures[1, at] = ((t_log - _row_dot(p, t)) * counts).to(figures.dtype)
     figures[2, at] = ((wide.argmax(-1) == goal) & counts).to(figures.dtype)
-    logits.copy_((log_q.exp_() - p).mul_(_wide(weight)[:, None]))
+    logits.copy_(wide.sub_(z_log[:, None]).exp_().sub_(p).mul_(_wide(weight)[:, None]))
+
+
+def _row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """[c, D] each → [c], without a temporary of their size."""
+    return torch.bmm(a[:, None], b[:, :, None])[:, 0, 0]
 
 
 def through_norm(w: Tensor, m: Tensor, gain: Tensor, dgain: Tensor) -> None:

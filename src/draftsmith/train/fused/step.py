@@ -91,10 +91,12 @@ class FusedStep:
         default = (512 if self.device.type == "cuda" else 16) << 20
         self.chunk_bytes = chunk_bytes or default
 
-    def plan(self, batch: StepBatch, K: int, mask: Tensor | None = None, multiple: int = 128) -> Plan:
-        """Which rows will be computed; give it the batch while it is still on the CPU (plan.make_plan)."""
+    def plan(self, batch: StepBatch, K: int, mask: Tensor | None = None, multiple: int | None = None) -> Plan:
+        """Which rows will be computed; give it the batch while it is still on the CPU (plan.make_plan). On a GPU their
+        numbers are rounded up, so that few different shapes occur."""
         longest = max((stop - start for start, stop in batch.spans), default=1)
         self._reserve_tables(max(longest, batch.tokens) + K)
+        multiple = multiple or (128 if self.device.type == "cuda" else 8)
         return make_plan(batch, self.t2d, K, self.device, mask, multiple, self.draft_index)
 
     def _reserve_tables(self, length: int) -> None:
