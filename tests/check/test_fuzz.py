@@ -100,7 +100,7 @@ def test_broken_inputs_get_an_answer(pair: tuple[Path, Path], kind: Any) -> None
     assert sum(seen.values()) == 40 and set(seen) - {"yes"}, "the mutations must reach the checks"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(["rope_parameters", "eagle_config", "quantization_config", "architectures", "head_dim"]),
        value=JSON_VALUES)  # fmt: skip
 def test_any_value_under_a_key_that_is_looked_into(pair: tuple[Path, Path], key: str, value: Any) -> None:
