@@ -55,7 +55,8 @@ class Endpoint:
 class Pool:
     """Servers that run the same target.
 
-    limit: requests in flight per server. patience: seconds for which no server may answer before capture stops.
+    clients: ready ones, instead of urls. limit: requests in flight per server.
+    patience: seconds for which no server may answer before capture stops.
     tries: how often one request is made before it is given up as this request's own fault.
     """
 
@@ -64,6 +65,7 @@ class Pool:
         urls: Sequence[str],
         ui: Ui,
         *,
+        clients: Sequence[EngineClient] = (),
         model: str | None = None,
         api_key: str | None = None,
         limit: int = 16,
@@ -73,10 +75,11 @@ class Pool:
         tries: int = 12,
     ) -> None:
         self.ui, self.patience, self.backoff, self.tries = ui, patience, backoff, tries
-        self.endpoints = [
-            Endpoint(EngineClient(u, model, api_key=api_key, timeout=timeout, retries=0, connections=limit + 4), limit)
+        made = clients or [
+            EngineClient(u, model, api_key=api_key, timeout=timeout, retries=0, connections=limit + 4)
             for u in dict.fromkeys(urls)
         ]
+        self.endpoints = [Endpoint(c, limit) for c in made]
         self.retries: Counter[str] = Counter()
         self._last_answer = time.monotonic()
         self._change = asyncio.Condition()

@@ -20,6 +20,7 @@ from draftsmith.capture.plan import Plan, require_share
 from draftsmith.capture.pool import Pool
 from draftsmith.capture.prompts import Prompt
 from draftsmith.capture.rows import Row, RowWriter, row_facts, rows_hash
+from draftsmith.engine.client import EngineClient
 from draftsmith.target.tokenizer import TargetTokenizer
 from draftsmith.ui import Task, Ui
 
@@ -29,9 +30,10 @@ JUDGE_AFTER = 200
 
 @dataclass(frozen=True)
 class Servers:
-    """Which servers are asked and how hard. limit: requests in flight per server."""
+    """Which servers are asked and how hard. limit: requests in flight per server. clients: ready ones, instead of urls."""
 
-    urls: Sequence[str]
+    urls: Sequence[str] = ()
+    clients: Sequence[EngineClient] = ()
     model: str | None = None
     api_key: str | None = None
     limit: int = 16
@@ -138,6 +140,7 @@ async def _capture(
     pool = Pool(
         servers.urls,
         ui,
+        clients=servers.clients,
         model=servers.model,
         api_key=servers.api_key,
         limit=servers.limit,

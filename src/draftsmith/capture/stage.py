@@ -16,6 +16,7 @@ from draftsmith.capture.rows import iter_rows
 from draftsmith.capture.run import Servers, capture_rows
 from draftsmith.capture.sources import open_source
 from draftsmith.contract import Contract
+from draftsmith.engine.ensure import REFERENCE
 from draftsmith.errors import UserError
 from draftsmith.recipe import CaptureSection
 from draftsmith.stage import Run, Stage
@@ -127,6 +128,8 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             servers = Servers(
                 section.endpoints, api_key=key, limit=section.concurrency, timeout=section.request_timeout
             )
+        elif run.recipe.engine.path == REFERENCE:
+            servers = _in_process(run, target, tokenizer)
         else:
             server = stack.enter_context(_engine(run, target, folder))
             servers = Servers([server.url], model=server.name, limit=section.concurrency, patience=10.0)
@@ -141,7 +144,8 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             max_dropped=section.max_dropped,
             keeper=keeper,
         )
-        _leave_references(run, folder, servers)
+        if servers.urls:
+            _leave_references(run, folder, servers)
     contract.with_(data_hash=result["output_hash"]).save(folder)
     return result
 
@@ -172,7 +176,6 @@ def _leave_references(run: Run, folder: Path, servers: Servers) -> None:
 def _require_servable(run: Run, target: Path) -> None:
     """Stop before the first answer where the engine would refuse a drafter for this target (exit code NO)."""
     from draftsmith.check.before import require_servable
-    from draftsmith.engine.ensure import REFERENCE
 
     path = run.recipe.engine.path
     verdict = require_servable(target, None if path == REFERENCE else path)
@@ -199,7 +202,23 @@ def _own_cpu_engine(run: Run) -> bool:
     `gen.set_offset`, which a CPU generator refuses (seen in 0.32.0). There, answers come from the engine's own stream."""
     from draftsmith.engine.find import find_engine
 
-    return find_engine(run.recipe.engine.path).platform == "cpu"
+    path = run.recipe.engine.path
+    return path != REFERENCE and find_engine(path).platform == "cpu"
+
+
+def _in_process(run: Run, target: Path, tokenizer: TargetTokenizer | None) -> Servers:
+    """The target in this process, for machines where no vLLM exists (engine.path: reference)."""
+    from draftsmith.capture.local import LocalClient, LocalTarget
+
+    if tokenizer is None:
+        raise UserError(
+            "the reference engine needs the target's tokenizer, which cannot be loaded here",
+            "it renders the prompts itself",
+            "set target.trust_remote_code if you trust the target's code, or capture from a server",
+        )
+    run.ui.note("the target answers in this process (plain transformers), as engine.path says")
+    model, most = LocalTarget(target, run.recipe.target.trust_remote_code), run.recipe.capture.concurrency
+    return Servers(clients=[LocalClient(model, tokenizer, batch=most)], limit=most)
 
 
 def _engine(

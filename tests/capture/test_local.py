@@ -1,0 +1,63 @@
+"""Capture with the target in this process, where no vLLM exists: the same rows whatever is batched with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from capture_support import make_run, write_prompts
+
+from draftsmith.capture.local import LocalTarget, Wanted, choose_tokens
+from draftsmith.capture.rows import iter_rows
+from draftsmith.capture.stage import STAGE
+from draftsmith.stage import execute
+
+
+@pytest.fixture
+def target(tiny_llama: Callable[..., Path]) -> Path:
+    return tiny_llama(vocab_size=320)
+
+
+def wanted(ids: list[int], temperature: float = 0.0, top_p: float = 1.0, seed: int = 0) -> Wanted:
+    return Wanted(ids, 12, temperature, top_p, seed)
+
+
+def test_padding_changes_nothing(target: Path) -> None:
+    local = LocalTarget(target)
+    local.model.float()
+    asked = [wanted([1, 40, 41]), wanted([1, *range(50, 90)]), wanted([7], 0.8, seed=3)]
+    together = local.answer(asked)
+    assert together == [local.answer([w])[0] for w in asked]
+    assert all(0 < len(a) <= 12 for a in together)
+
+
+def test_greedy_is_what_transformers_says(target: Path) -> None:
+    local = LocalTarget(target)
+    prompt = [1, 40, 41]
+    out = local.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=[0, 2])
+    assert local.answer([wanted(prompt)])[0] == out[0, 3:].tolist()
+
+
+def test_sampling_follows_the_distribution_and_its_mass() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    generator = torch.Generator().manual_seed(0)
+    n = 4000
+    drawn = torch.tensor([int(choose_tokens(logits, [wanted([], 1.0)], [generator])) for _ in range(n)])
+    assert (drawn.bincount(minlength=3) / n).tolist() == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
+    kept = {int(choose_tokens(logits, [wanted([], 1.0, 0.7)], [generator])) for _ in range(300)}
+    assert kept == {0, 1}
+    assert int(choose_tokens(logits, [wanted([])], [generator])) == 0
+
+
+def test_the_stage_runs_without_an_engine(tmp_path: Path, target: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"n{i}" * (i + 1) for i in range(9)])
+    run = make_run(tmp_path, target, [str(prompts)], [], max_tokens=6, concurrency=4)
+    run.recipe.engine.path = "reference"
+    result = execute(STAGE, run)["result"]
+    rows = list(iter_rows(run.stage_dir("capture")))
+    assert len(rows) + sum(result["answers_given_up"].values()) == 9
+    assert len(rows) >= 5
+    assert {r.server_model for r in rows} == {"transformers"}
+    assert all(len(r.token_ids) - r.boundary <= 6 for r in rows)
