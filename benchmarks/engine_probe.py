@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ os.environ |= {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-LIMIT = 100
+LIMIT, WORKERS = 120, 3
 COUNTERS = {
     "vllm:spec_decode_num_drafts": "drafts",
     "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -79,6 +80,11 @@ def work(job: dict) -> dict:
     return out
 
 
+def die_with_parent() -> None:
+    """No orphan where the process that started this one is stopped (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def deepest(e: BaseException) -> str:
     """The message of the first cause in the chain."""
     seen = set()
@@ -88,46 +94,70 @@ def deepest(e: BaseException) -> str:
     return " ".join(str(e).split())
 
 
-def run_child(job: dict, log: Path) -> dict:
-    """`work` in a forked child that may crash or hang without harm."""
-    reader, writer = os.pipe()
-    started = time.time()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan where this process is stopped
-        os.setsid()
-        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
+class Child:
+    """`work` in a forked process that may crash or hang without harm."""
+
+    def __init__(self, job: dict, log: Path) -> None:
+        self.name, self.started, self.chunks = job["name"], time.time(), []
+        self.reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.reader)
+            die_with_parent()
+            os.setsid()
+            fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(fd, 1)
+            os.dup2(fd, 2)
+            try:
+                os.write(writer, json.dumps(work(job)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+
+    def read(self) -> bool:
+        """Take what it wrote; True when it has closed its end."""
+        chunk = os.read(self.reader, 65536)
+        self.chunks.append(chunk)
+        return not chunk
+
+    def end(self, hung: bool) -> dict:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.reader)
         try:
-            os.write(writer, json.dumps(work(job)).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    result: dict = {}
-    chunks = []
-    signal.alarm(LIMIT)
-    try:
-        while chunk := os.read(reader, 65536):
-            chunks.append(chunk)
-    except TimeoutError:
-        result = {"reached": "hang", "error": f"no end after {LIMIT} s"}
-    finally:
-        signal.alarm(0)
-        os.close(reader)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if not result:
-        try:
-            result = json.loads(b"".join(chunks))
+            result = json.loads(b"".join(self.chunks))
         except ValueError:
             result = {"reached": "crash", "error": f"process ended with status {status}"}
-    return {"name": job["name"], "seconds": round(time.time() - started, 1), **result}
+            if hung:
+                result = {"reached": "hang", "error": f"no end after {LIMIT} s"}
+        return {"name": self.name, "seconds": round(time.time() - self.started, 1), **result}
+
+
+def run_all(jobs: list[dict], results_file: Path, seconds: float) -> None:
+    """At most WORKERS children at once; none is begun after `seconds`."""
+    began, running = time.time(), {}
+    while jobs or running:
+        while jobs and len(running) < WORKERS and time.time() - began < seconds:
+            child = Child(jobs[0], results_file.with_name(f"{len(running)}.log"))
+            running[child.reader] = child
+            jobs.pop(0)
+        if not running:
+            return
+        ready, _, _ = select.select(list(running), [], [], 1.0)
+        ended = [(running[r], False) for r in ready if running[r].read()]
+        ended += [(c, True) for c in running.values() if time.time() - c.started > LIMIT]
+        for child, hung in ended:
+            if running.pop(child.reader, None) is None:
+                continue
+            result = child.end(hung)
+            with results_file.open("a") as f:
+                f.write(json.dumps(result) + "\n")
+            print(json.dumps({k: x for k, x in result.items() if k != "tokens"}), flush=True)
 
 
 def main() -> None:
+    die_with_parent()
     jobs_file, results_file, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     done = set()
     if results_file.exists():
@@ -135,23 +165,11 @@ def main() -> None:
     jobs = [j for j in map(json.loads, jobs_file.read_text().splitlines()) if j["name"] not in done]
     if not jobs:
         return
-
-    def ring(*_: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, ring)
-    began = time.time()
     import vllm.model_executor.models.registry
     import vllm.v1.engine.llm_engine  # noqa: F401 (paid once, before the forks)
     from vllm import LLM  # noqa: F401
 
-    for job in jobs:
-        if time.time() - began > seconds:
-            break
-        result = run_child(job, results_file.with_suffix(".log"))
-        with results_file.open("a") as f:
-            f.write(json.dumps(result) + "\n")
-        print(json.dumps({k: x for k, x in result.items() if k != "tokens"}), flush=True)
+    run_all(jobs, results_file, seconds)
 
 
 main()
