@@ -9,6 +9,7 @@ within each prompt, which needs no assumption on how tokens depend on each other
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from draftsmith.engine.client import EngineClient
 from draftsmith.ui import Ui
 
 PERMUTATIONS = 4000
+SCORED = 8
 ALPHA = 0.001
 """Below this p-value of either statistic (halved for there being two) the distributions are called different."""
 
@@ -102,13 +104,20 @@ def compare_scores(ours: dict[str, list[float]], theirs: dict[str, list[float]],
     return _p_value(np.abs(total)), float(total[0]) / max(len(prompts), 1)
 
 
-async def score(client: EngineClient, side: Pass) -> dict[str, list[float]]:
-    """prompt_id → mean log-probability under the plain server of each answer's tokens after the first."""
+async def score(client: EngineClient, side: Pass, at_once: int = 8) -> dict[str, list[float]]:
+    """prompt_id → mean log-probability under the plain server of an answer's tokens after the first, of the first
+    SCORED answers to each prompt (one forward pass each)."""
+    some = [r for rs in _by_prompt(side).values() for r in rs[:SCORED]]
+    turn = asyncio.Semaphore(at_once)
+
+    async def one(r: Request) -> float:
+        async with turn:
+            rows = await client.token_logprobs([*r.prompt_token_ids, *r.token_ids])
+        return float(np.mean(rows[len(r.prompt_token_ids) + 1 :]))
+
     found: dict[str, list[float]] = {}
-    for r in side.requests:
-        rows = await client.token_logprobs([*r.prompt_token_ids, *r.token_ids])
-        own = rows[len(r.prompt_token_ids) + 1 :]
-        found.setdefault(r.prompt_id, []).append(float(np.mean(own)))
+    for r, value in zip(some, await asyncio.gather(*map(one, some)), strict=True):
+        found.setdefault(r.prompt_id, []).append(value)
     return found
 
 
