@@ -5,6 +5,7 @@ Stages get a `Ui` and never print themselves, so that they stay silent in tests 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ class _Line:
         print(
             f"{self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s, "
             f"{left:,.0f} s left {info}",
+            file=sys.stderr,
             flush=True,
         )
 

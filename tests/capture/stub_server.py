@@ -145,6 +145,8 @@ class StubServer:
             return 200, {"tokens": ids}
         if path not in ("/v1/chat/completions", "/v1/completions"):
             return 404, {"error": {"message": "no such path"}}
+        if "prompt_logprobs" in body:
+            return 400, {"error": {"message": "this server has no prompt logprobs"}}
         self.asked += 1
         reply = self.stub.reply(path, body)
         if self.change:

@@ -62,9 +62,8 @@ class LocalTarget:
         from transformers import AutoModelForCausalLM
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust_remote_code).to(
-            self.device
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust_remote_code)
+        self.model = model.to(self.device)
         self.model.eval()
         self.stops = set(stop_ids(folder))
         words = inspect.signature(self.model.forward).parameters
