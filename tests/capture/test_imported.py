@@ -113,6 +113,33 @@ def test_tools_reach_server_and_template(tmp_path: Path, byte_tokenizer: Maker) 
     assert rows[0].finish_reason == "tool_calls"
 
 
+def test_tool_arguments_go_over_the_wire_as_strings(tmp_path: Path, byte_tokenizer: Maker) -> None:
+    template = (
+        "{% for m in messages %}{{ m['content'] }}{% for c in m['tool_calls'] or [] %}{% for k, v in "
+        "c['function']['arguments'] | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}{% endfor %}"
+    )
+    target = as_target(byte_tokenizer(template=template))
+    asked: list[Any] = []
+
+    def serve(body: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body["messages"])
+        text = "add" if len(body["messages"]) == 1 else "adda=1;2"
+        reply["prompt_token_ids"] = TargetTokenizer.load(target).encode(text)
+        return reply
+
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    talk = [
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+    ]
+    rows, _, _ = capture(tmp_path, target, [{"messages": talk}], serve)
+    assert [r.turn for r in rows] == [0, 1]
+    sent = next(m for m in asked if len(m) == 3)
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert sent[1]["tool_calls"][0]["type"] == "function"
+
+
 def test_a_preview_asks_but_stores_nothing_and_marks_what_is_learnt(tmp_path: Path, byte_tokenizer: Maker) -> None:
     target = as_target(byte_tokenizer())
     prompts = write_prompts(tmp_path / "p.jsonl", [f"n{i}" for i in range(9)])

@@ -17,7 +17,7 @@ from draftsmith.capture.prompts import Message, Prompt
 from draftsmith.capture.rows import Row, row_id
 from draftsmith.engine.client import Answer, RefusedError
 from draftsmith.errors import UserError
-from draftsmith.target.tokenizer import RenderError, TargetTokenizer, Thinking, template_kwargs
+from draftsmith.target.tokenizer import RenderError, TargetTokenizer, Thinking, template_kwargs, wire_messages
 
 MISMATCHES = 4
 """First answers with other prompt ids than ours after which a server is held to render otherwise (one may be a fault on
@@ -142,7 +142,7 @@ class Asker:
             nonlocal kept
             kept, fields = self.keeper.ask() if self.keeper is not None else ("", {})  # a name per attempt
             if s.mode == "chat":
-                answer = await endpoint.client.chat(asked.messages, **sampling, **fields)
+                answer = await endpoint.client.chat(wire_messages(asked.messages), **sampling, **fields)
             else:
                 answer = await endpoint.client.complete(asked.text, **sampling, **fields)
             await self._believe(endpoint, asked, answer)
@@ -200,7 +200,7 @@ class Asker:
         if asked.ids is None and not endpoint.verified:
             fields: dict[str, Any] = {"chat_template_kwargs": template_kwargs(self.settings.thinking)}
             if self.settings.mode == "chat":
-                asked.ids = await endpoint.client.tokenize(asked.messages, **fields)
+                asked.ids = await endpoint.client.tokenize(wire_messages(asked.messages), **fields)
             else:
                 asked.ids = await endpoint.client.tokenize(asked.text)
         if asked.ids is not None and asked.ids != answer.prompt_token_ids:

@@ -148,6 +148,23 @@ def _plain_fast(folder: Path) -> Any | None:
         return None
 
 
+def wire_messages(messages: Sequence[Message]) -> list[Message]:
+    """Messages as the chat endpoint takes them: a tool call's arguments as a JSON string, with the id and type that the
+    OpenAI form asks for."""
+    out = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            for i, call in enumerate(message["tool_calls"]):
+                function = dict(call.get("function") or {})
+                if not isinstance(function.get("arguments", ""), str):
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+                calls.append({"id": f"call_{i}", "type": "function", **call, "function": function})
+            message = {**message, "tool_calls": calls}
+        out.append(message)
+    return out
+
+
 class TargetTokenizer:
     """A loaded tokenizer with its folder. `inner` is transformers' own object."""
 
