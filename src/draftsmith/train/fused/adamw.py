@@ -213,9 +213,9 @@ def _update_library(opt: FusedAdamW, scalars: Tensor) -> None:
     skip, factor = factor.isnan().float(), factor.float()
     b1, b2 = opt.betas
     for part, decay in ((slice(0, opt.decayed), opt.weight_decay), (slice(opt.decayed, None), 0.0)):
-        buffers = [[x[part]] for x in (opt.param, opt.grad, opt.state["m"], opt.state["v"])]
-        if buffers[0][0].numel():
+        param, grad, m, v = (x[part] for x in (opt.param, opt.grad, opt.state["m"], opt.state["v"]))
+        if param.numel():
             torch._fused_adamw_(
-                *buffers, [], [scalars[4].float()], lr=lr, beta1=b1, beta2=b2, weight_decay=decay, eps=opt.eps,
-                amsgrad=False, maximize=False, grad_scale=1.0 / factor, found_inf=skip,
+                [param], [grad], [m], [v], [], [scalars[4].float()], lr=lr, beta1=b1, beta2=b2, weight_decay=decay,
+                eps=opt.eps, amsgrad=False, maximize=False, grad_scale=1.0 / factor, found_inf=skip,
             )  # fmt: skip

@@ -35,7 +35,12 @@ def _map(value: T, change: Any) -> T:
 
 def _tensors(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    _map(value, lambda t: found.append(t) or t)
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    _map(value, note)
     return found
 
 

@@ -36,13 +36,10 @@ def _groups(c: DrafterConfig, train_embedding: bool) -> list[tuple[str, list[tup
     ]
     if train_embedding:
         matrices.append(("embedding", [("embed_tokens.weight", (c.vocab_size, H))]))
-    vectors: list[tuple[str, list[tuple[str, tuple[int, ...]]]]] = [
-        ("norm", [("norm.weight", (H,))]),
-        *(
-            (n, [(f"layers.0.{n}.weight", (H,))])
-            for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-        ),
-    ]
+    norms = ("norm", "layers.0.input_layernorm", "layers.0.hidden_norm", "layers.0.post_attention_layernorm")
+    vectors: list[tuple[str, list[tuple[str, tuple[int, ...]]]]] = []
+    for name in norms:
+        vectors.append((name.removeprefix("layers.0."), [(f"{name}.weight", (H,))]))
     if c.norms.norm_before_fc:
         vectors.append(("input_norm", [("input_norm.weight", (A * G,))]))
     if c.norms.fc_norm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -15,10 +16,4 @@ def use_triton(device: torch.device) -> bool:
 
 def ops_for(device: torch.device) -> ModuleType:
     """ops_triton or ops_torch: the same functions."""
-    if use_triton(device):
-        from draftsmith.train.fused import ops_triton
-
-        return ops_triton
-    from draftsmith.train.fused import ops_torch
-
-    return ops_torch
+    return import_module("draftsmith.train.fused." + ("ops_triton" if use_triton(device) else "ops_torch"))
