@@ -125,7 +125,7 @@ def reference(autocast: bool) -> Callable[[], float]:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
@@ -155,7 +155,7 @@ def ours() -> Callable[[], float]:
     def run() -> float:
         loss, _ = step.loss_and_grads(batch, step.plan(batch, K), [0.8**s for s in range(K)])
         optimizer.step(1e-4)
-        return float(loss)
+        return float(loss.detach())
 
     return run
 
