@@ -1,16 +1,18 @@
 """Runs inside an engine's own interpreter: many target/drafter pairs, each in a forked child, imports paid once.
 
-    ENGINE_PYTHON benchmarks/engine_probe.py JOBS.jsonl RESULTS.jsonl SECONDS
+    ENGINE_PYTHON benchmarks/engine_probe.py JOBS.jsonl RESULTS.jsonl SECONDS [LOCK]
 
 A job: {"name", "model", "speculative": {…} or null, "args": {…}, "prompt": [ids], "max_tokens"}. A result says how far
 the engine came (config, load, profile, request, done), its last error, and the speculation counters. Jobs that have a
-result already are left out; no new one is begun after SECONDS.
+result already are left out; no new one is begun after SECONDS. With LOCK (a file), work is done in turns of SECONDS
+under that file's lock until all jobs are done: for machines on which several heavy programs take turns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -165,11 +167,20 @@ def main() -> None:
     jobs = [j for j in map(json.loads, jobs_file.read_text().splitlines()) if j["name"] not in done]
     if not jobs:
         return
+    lock = Path(sys.argv[4]).open("a") if len(sys.argv) > 4 else None  # noqa: SIM115 (held for the process's life)
+    if lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
     import vllm.model_executor.models.registry
     import vllm.v1.engine.llm_engine  # noqa: F401 (paid once, before the forks)
     from vllm import LLM  # noqa: F401
 
-    run_all(jobs, results_file, seconds)
+    while True:
+        run_all(jobs, results_file, seconds)
+        if not (lock and jobs):
+            return
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(3)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 main()

@@ -109,6 +109,8 @@ def drafter_config() -> dict[str, Any]:
 def prepare(work: Path) -> tuple[Path, list[str]]:
     """Write all configs and the list of jobs; returns (jobs, architectures that this transformers cannot make)."""
     jobs, lines, lost = work / "jobs.jsonl", [], []
+    if jobs.exists():
+        return jobs, lost
     drafter = work / "drafter-eagle3"
     drafter.mkdir(parents=True, exist_ok=True)
     (drafter / "config.json").write_text(json.dumps(drafter_config()))
@@ -148,13 +150,23 @@ def main() -> None:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument(
+        "--lock", nargs=1, default=[], help="take turns of SECONDS under this file's lock until all is done"
+    )
     args = parser.parse_args()
     work = args.work.resolve()
     engine = find_engine(args.engine)
     jobs, lost = prepare(work)
     results_file = work / "results.jsonl"
     if args.seconds > 0:
-        command = [str(engine.python), str(HERE / "engine_probe.py"), str(jobs), str(results_file), str(args.seconds)]
+        command = [
+            str(engine.python),
+            str(HERE / "engine_probe.py"),
+            str(jobs),
+            str(results_file),
+            str(args.seconds),
+            *args.lock,
+        ]
         subprocess.run(command, check=True)
     results = {}
     if results_file.exists():

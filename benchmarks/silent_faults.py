@@ -105,13 +105,23 @@ def main() -> None:
     parser.add_argument("--engine", required=True, help="environment of the engine that is run")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument(
+        "--lock", nargs=1, default=[], help="take turns of SECONDS under this file's lock until all is done"
+    )
     args = parser.parse_args()
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     engine = find_engine(args.engine)
     jobs, results_file = prepare(work), work / "results.jsonl"
     if args.seconds > 0:
-        command = [str(engine.python), str(HERE / "engine_probe.py"), str(jobs), str(results_file), str(args.seconds)]
+        command = [
+            str(engine.python),
+            str(HERE / "engine_probe.py"),
+            str(jobs),
+            str(results_file),
+            str(args.seconds),
+            *args.lock,
+        ]
         subprocess.run(command, check=True)
     results = {}
     if results_file.exists():
