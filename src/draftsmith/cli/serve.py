@@ -13,6 +13,8 @@ from draftsmith.errors import Exit, UserError
 
 if TYPE_CHECKING:
     from draftsmith.engine.find import Engine
+    from draftsmith.engine.remote import RemoteServer
+    from draftsmith.engine.server import Server
     from draftsmith.ui import Ui
 
 DEFAULT_PORT = 8000
@@ -29,11 +31,14 @@ def serve(
     drafter: Path | None = typer.Argument(None, help="exported drafter folder; none = serve the target alone"),
     overrides: list[str] = typer.Option([], "--set", help="section.key=value laid over a recipe; may be repeated"),
     engine: str | None = typer.Option(None, help="engine environment; none = the managed one"),
-    host: str = typer.Option("127.0.0.1", help="address to listen on"),
+    host: str | None = typer.Option(
+        None, help="serve on this host by ssh (user@machine or an alias); paths are then that machine's"
+    ),
+    listen: str = typer.Option("127.0.0.1", help="address to listen on"),
     port: int | None = typer.Option(None, help="port; none = 8000 if it is free, else a free one"),
     num_speculative_tokens: int = typer.Option(3, min=1, help="draft tokens per step"),
     max_model_len: int = typer.Option(2048, help="context, tokens"),
-    dtype: str = typer.Option("bfloat16", help="the engine's compute type"),
+    dtype: str = typer.Option("auto", help="the engine's compute type; auto = bfloat16 where the machine has it"),
     name: str | None = typer.Option(None, help="served model name; none = the target's folder name"),
     arg: list[str] = typer.Option([], "--arg", help="further flag for the engine, e.g. --arg=--max-num-seqs=16"),
     timeout: float = typer.Option(900, help="seconds to wait for ready"),
@@ -57,13 +62,27 @@ def serve(
     from draftsmith.ui import ConsoleUi, QuietUi
 
     ui: Any = QuietUi() if as_json else ConsoleUi()
+    panel = None if as_json or not error_console.is_terminal else error_console
+
+    def ready(facts: dict[str, Any]) -> None:
+        if as_json:
+            print_json(facts)
+
+    settings = {"max_model_len": max_model_len, "dtype": dtype, "timeout": timeout, "args": arg}
+    if host is not None:
+        away = remote_server(host, engine, target, drafter, num_speculative_tokens, settings | {"log": log, "ui": ui})
+        away.name, away.local_port = name or Path(target).name, port or away.local_port
+        if print_only:
+            show_command(away, as_json)
+        else:
+            run_until_stopped(away, ready, ui, panel)
+        return
     if drafter is None and target.endswith((".yaml", ".yml")):
         wanted = wanted_of_recipe(Path(target), overrides, ui)
     else:
         from draftsmith.recipe import TargetSection
         from draftsmith.target.resolve import resolve_target
 
-        settings = {"max_model_len": max_model_len, "dtype": dtype, "timeout": timeout, "args": arg}
         folder = resolve_target(TargetSection(model=target))
         wanted = Wanted(folder, drafter, engine, num_speculative_tokens, settings)
     found = find_engine(wanted.engine)
@@ -73,26 +92,41 @@ def serve(
         found,
         wanted.target,
         speculative=wanted.speculative(),
-        host=host,
-        port=port or wanted.free_default(host),
+        host=listen,
+        port=port or wanted.free_default(listen),
         name=name or wanted.target.name,
         log=log,
         ui=ui,
         **wanted.settings,
     )
     if print_only:
-        if as_json:
-            print_json({"command": server.command(), "environment": server.environment()})
-        else:
-            console.print(server.shell_command(), markup=False, highlight=False, soft_wrap=True)
-        return
+        show_command(server, as_json)
+    else:
+        run_until_stopped(server, ready, ui, panel)
 
-    def ready(facts: dict[str, Any]) -> None:
-        if as_json:
-            print_json(facts)
 
-    panel = None if as_json or not error_console.is_terminal else error_console
-    run_until_stopped(server, ready, ui, panel)
+def show_command(server: Server, as_json: bool) -> None:
+    """The plain engine command, for people who launch it themselves."""
+    if as_json:
+        print_json({"command": server.command(), "environment": server.environment()})
+    else:
+        console.print(server.shell_command(), markup=False, highlight=False, soft_wrap=True)
+
+
+def remote_server(
+    host: str, engine: str | None, target: str, drafter: Path | None, k: int, settings: dict[str, Any]
+) -> RemoteServer:
+    """A server on another machine; the gate is asked there by hand (draftsmith check … ssh://host/path)."""
+    from draftsmith.engine.remote import RemoteServer
+
+    if engine is None:
+        raise UserError(
+            f"no engine named on {host}",
+            "the managed engine is this machine's",
+            "give --engine PATH of the vLLM environment there",
+        )
+    spec = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k} if drafter else None
+    return RemoteServer(host, engine, target, speculative=spec, **settings)
 
 
 @dataclass(frozen=True)

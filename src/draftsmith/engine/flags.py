@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,19 +27,21 @@ def _fields(source: str) -> set[str]:
     return found
 
 
+def flags_in(sources: Mapping[str, str]) -> frozenset[str]:
+    """All `--flags` in the texts of SOURCES (name → text)."""
+    found: set[str] = set()
+    for name, text in sources.items():
+        found |= set(_LITERAL.findall(text))
+        if name.endswith("cli_args.py"):
+            found |= _fields(text)
+    return frozenset(found)
+
+
 @lru_cache(maxsize=8)
 def known_flags(package: Path) -> frozenset[str]:
     """All `--flags` of the server in the vLLM package folder `package`; empty where its source is laid out in a way
     that we do not know (then nothing optional is passed)."""
-    found: set[str] = set()
-    for name in SOURCES:
-        path = package / name
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            found |= set(_LITERAL.findall(text))
-            if name.endswith("cli_args.py"):
-                found |= _fields(text)
-    return frozenset(found)
+    return flags_in({n: (package / n).read_text(encoding="utf-8") for n in SOURCES if (package / n).is_file()})
 
 
 def wish(known: Iterable[str], *alternatives: list[str]) -> list[str]:

@@ -81,15 +81,14 @@ def reap() -> None:
         pass
 
 
-def main() -> int:
-    log, grace = sys.argv[1], float(sys.argv[2])
-    command = sys.argv[sys.argv.index("--") + 1 :]
+def guard(command: list[str], grace: float, log: str | None, parent: int) -> int:
+    """Run `command` until it ends, we are told to stop, or `parent` is our parent no more; its exit code (128 + signal
+    for a killed one). log: file for its output; None = our own."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, _frame: told.append(n))
-    parent = int(os.environ.pop("DRAFTSMITH_GUARD_PARENT", os.getppid()))
-    with Path(log).open("ab", buffering=0) as out:
+    with Path(log).open("ab", buffering=0) if log else contextlib.nullcontext() as out:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -103,6 +102,11 @@ def main() -> int:
     code = child.poll()
     take_down(child, grace)
     return 0 if code is None else (128 - code if code < 0 else code)
+
+
+def main() -> int:
+    parent = int(os.environ.pop("DRAFTSMITH_GUARD_PARENT", os.getppid()))
+    return guard(sys.argv[sys.argv.index("--") + 1 :], float(sys.argv[2]), sys.argv[1], parent)
 
 
 if __name__ == "__main__":

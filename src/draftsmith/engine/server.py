@@ -60,7 +60,7 @@ class Server:
         log: Path,
         speculative: Mapping[str, Any] | None = None,
         max_model_len: int = 2048,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
@@ -85,7 +85,8 @@ class Server:
             )
         self.engine, self.model, self.log, self.name = engine, str(model), log, name
         self.speculative = dict(speculative) if speculative is not None else None
-        self.max_model_len, self.dtype, self.args, self.env = max_model_len, dtype, list(args), dict(env or {})
+        self.max_model_len, self.dtype = max_model_len, engine_dtype(dtype)
+        self.args, self.env = list(args), dict(env or {})
         self.host, self.timeout, self.kv_gib, self.plugin = host, timeout, kv_gib, plugin
         self.ui: Ui = ui or QuietUi()
         self._given_port, self._port = port, port
@@ -107,9 +108,13 @@ class Server:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return f"http://{host}:{self.port}"
 
+    def known_flags(self) -> frozenset[str]:
+        """Flags that this release knows."""
+        return known_flags(self.engine.package)
+
     def command(self) -> list[str]:
         """The engine's command line; what a release does not know is left out."""
-        known = known_flags(self.engine.package)
+        known = self.known_flags()
         ours: list[str] = ["--model", self.model, "--served-model-name", self.name]
         ours += ["--host", self.host, "--port", str(self.port)]
         ours += ["--max-model-len", str(self.max_model_len), "--dtype", self.dtype]
@@ -151,7 +156,7 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_bytes(b"")
         started = time.monotonic()
-        self._guarded = Guarded(self.command(), dict(os.environ) | self.environment(), self.log)
+        self._guarded = self.launch()
         try:
             self._wait(started)
         except BaseException:
@@ -161,6 +166,10 @@ class Server:
         kv = f", KV cache {self.kv_tokens:,} tokens" if self.kv_tokens else ""
         self.ui.note(f"engine ready in {self.ready_seconds:.0f} s{kv} at {self.url}")
         return self
+
+    def launch(self) -> Guarded:
+        """Start the process; overridden for a server on another host."""
+        return Guarded(self.command(), dict(os.environ) | self.environment(), self.log)
 
     def _wait(self, started: float) -> None:
         assert self._guarded is not None

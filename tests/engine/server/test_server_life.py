@@ -81,8 +81,8 @@ def test_no_orphan_after_sigkill_of_the_guard(tmp_path: Path) -> None:
     with server:
         assert server._guarded is not None
         engine = descendants(server._guarded.pid)
-        os.kill(server._guarded.pid, signal.SIGKILL)
         direct = [p for p in engine if b"api_server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        os.kill(server._guarded.pid, signal.SIGKILL)
         assert direct and wait_gone(direct) == []
     for pid in engine:
         if alive(pid):
