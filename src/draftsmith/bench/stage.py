@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.asserts import check
+from draftsmith.bench.predict import engine_texts, predict
 from draftsmith.bench.run import VllmOpener, load_sets, run_bench
 from draftsmith.bench.ways import Opener, Plan
 from draftsmith.dialects.stage import exported_folder
@@ -14,7 +15,7 @@ from draftsmith.engine.find import find_engine
 from draftsmith.engine.server import serve_section
 from draftsmith.errors import Exit, UserError
 from draftsmith.recipe import Recipe
-from draftsmith.record import content_hash, read_json
+from draftsmith.record import content_hash, read_json, write_json
 from draftsmith.stage import Run, Stage
 from draftsmith.target.resolve import resolve_target
 
@@ -78,6 +79,7 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
     plan = plan_of(recipe)
     decode = decoder(target, recipe.target.trust_remote_code)
     bench = run_bench(plan, list(dict.fromkeys(recipe.bench.ways)), opener, folder, about, run.ui, decode)
+    _predict(run, folder, target, plan, bench)
     for notice in bench["notices"]:
         run.ui.warn(notice)
     failed = [row for row in check(recipe.bench.assertions, bench) if not row["held"]]
@@ -94,6 +96,19 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
         "speedup": bench["speedup"],
         "notices": bench["notices"],
     }
+
+
+def _predict(run: Run, folder: Path, target: Path, plan: Plan, bench: dict[str, Any]) -> None:
+    """Put the offline prediction beside the measured acceptance: bench.json's `predicted`."""
+    recipe = run.recipe
+    if "drafter" not in recipe.bench.ways or recipe.bench.temperature > 0 or recipe.capture.mode != "chat":
+        return
+    texts = engine_texts(folder / "ways" / "drafter", plan.prompts, target, plan.main)
+    if not texts:
+        return
+    run.ui.note(f"replaying {len(texts)} answers for the prediction")
+    bench["predicted"] = predict(target, exported_folder(run), texts, recipe.bench.num_speculative_tokens)
+    write_json(folder / "bench.json", bench)
 
 
 STAGE = Stage("bench", ("bench", "engine"), _inputs, _work)

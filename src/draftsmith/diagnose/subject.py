@@ -111,20 +111,30 @@ class Subject:
         return Setup(config, self.checkpoint.tensors, ordered, tuple(range(len(ordered))), self.embedding)
 
 
+class Sampler:
+    """The target, loaded once, and its view of rows. trust_remote_code: run the target's own code."""
+
+    def __init__(self, target: Path, trust_remote_code: bool = False) -> None:
+        from draftsmith.extract.transformers_backend import TransformersStates
+
+        self.backend = TransformersStates(target, [0], trust_remote_code=trust_remote_code)
+
+    def row(self, row: Any, max_tokens: int = 1 << 20) -> SampleRow | None:
+        """`row` (row_id, source, token_ids, boundary), cut to `max_tokens`, with all streams in float32; None where fewer
+        than 4 answer tokens are left."""
+        ids = list(row.token_ids)[:max_tokens]
+        if len(ids) < row.boundary + 4:
+            return None
+        streams = self.backend.all_streams(ids).float()
+        return SampleRow(
+            row.row_id, getattr(row, "source", ""), ids, row.boundary, streams, self.backend.tops(streams[-1])
+        )
+
+
 def sample_rows(
     target: Path, rows: Sequence[Any], limit: int, max_tokens: int, trust_remote_code: bool = False
 ) -> list[SampleRow]:
-    """Run the target over up to `limit` rows (objects with row_id, source, token_ids, boundary), each cut to `max_tokens`,
-    keeping all streams in float32."""
-    from draftsmith.extract.transformers_backend import TransformersStates
-
-    backend = TransformersStates(target, [0], trust_remote_code=trust_remote_code)
-    out = []
-    for row in rows[:limit]:
-        ids = list(row.token_ids)[:max_tokens]
-        if len(ids) < row.boundary + 4:
-            continue
-        streams = backend.all_streams(ids).float()
-        argmax = backend.tops(streams[-1])
-        out.append(SampleRow(row.row_id, getattr(row, "source", ""), ids, row.boundary, streams, argmax))
-    return out
+    """Up to `limit` rows through the target (see Sampler.row)."""
+    sampler = Sampler(target, trust_remote_code)
+    found = (sampler.row(row, max_tokens) for row in rows[:limit])
+    return [row for row in found if row is not None]
