@@ -1,9 +1,10 @@
-"""One rank of the tests in test_ranks.py: python rank_side.py OUT MODE FORM (under torchrun, or alone).
+"""One rank of the tests in test_ranks.py: python rank_side.py OUT MODE FORM… (under torchrun, or alone).
 
-MODE step: one optimizer step, each rank with its own pack; run N: the loop over N packs in OUT/run. FORM hand,
-reference or mla."""
+MODE step: one optimizer step, each rank with its own pack; a number N: the loop over N packs in OUT/FORM. FORM hand,
+reference or mla. Written: OUT/MODE-COUNT-FORM.safetensors."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,6 +25,10 @@ from draftsmith.train.parallel import process_group
 from draftsmith.ui import QuietUi
 
 MLA = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
 
 
 def make(form, sec):
@@ -55,7 +60,7 @@ def loop(ranks, form, packs, out):
     core = make(form, sec)
     store = fake_store()
     split = split_rows(store.index, sec.held_out_rows)
-    run = Training(core, store, split, sec, store.contract, out / "run", QuietUi(), rms=channel_rms(store, split.train))
+    run = Training(core, store, split, sec, store.contract, out, QuietUi(), rms=channel_rms(store, split.train))
     assert run.order.total == 8
     if packs < 8:
         run._validate = lambda: None
@@ -64,18 +69,24 @@ def loop(ranks, form, packs, out):
         def step(*args):
             if run.progress.packs >= packs:
                 run.save()
-                raise SystemExit(0)
+                raise Stopped
             return inner(*args)
 
         core.step = step
-    run.run()
+    with suppress(Stopped):
+        run.run()
     return weights(core) | {"packs": torch.tensor(run.progress.packs)}
 
 
-if __name__ == "__main__":
-    where, mode, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    torch.set_num_threads(1)
+def main(where, mode, forms):
     with process_group() as group:
-        found = one_step(group, kind) if mode == "step" else loop(group, kind, int(mode), where)
-        if group.first:
-            save_file({n: t.contiguous() for n, t in found.items()}, where / f"{mode}-{group.count}.safetensors")
+        for kind in forms:
+            found = one_step(group, kind) if mode == "step" else loop(group, kind, int(mode), where / kind)
+            if group.first:
+                tensors = {n: t.contiguous() for n, t in found.items()}
+                save_file(tensors, where / f"{mode}-{group.count}-{kind}.safetensors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rank_side
 import torch
 from safetensors.torch import load_file
 
@@ -21,28 +22,37 @@ def launch(count, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("form", ["hand", pytest.param("reference", marks=pytest.mark.slow), "mla"])
-def test_two_ranks_make_the_step_of_one(form, tmp_path):
-    for count in (1, 2):
-        launch(count, tmp_path, "step", form)
-    one, two = (load_file(tmp_path / f"step-{c}.safetensors") for c in (1, 2))
+FORMS = ["hand", "reference", "mla"]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """The same optimizer step by one process (this one) and by two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    rank_side.main(folder, "step", FORMS)
+    launch(2, folder, "step", *FORMS)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_ranks_make_the_step_of_one(form, steps):
+    one, two = (load_file(steps / f"step-{c}-{form}.safetensors") for c in (1, 2))
     assert set(one) == set(two)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-5, msg=name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["hand", "mla"])
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (2, 2)])
-def test_a_run_goes_on_with_another_number_of_ranks(form, first, then, tmp_path):
-    launch(first, tmp_path, "4", form)
-    launch(then, tmp_path, "8", form)
-    found = load_file(tmp_path / f"8-{then}.safetensors")
-    assert int(found["packs"]) == 8
-    whole = tmp_path / "whole"
-    whole.mkdir()
+def test_a_run_goes_on_with_another_number_of_ranks(first, then, tmp_path):
+    launch(first, tmp_path, "4", "hand", "mla")
+    launch(then, tmp_path, "8", "hand", "mla")
     if first == then:
-        launch(first, whole, "8", form)
-        again = load_file(whole / f"8-{first}.safetensors")
-        for name, value in found.items():
-            torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-6, msg=name)
+        (tmp_path / "whole").mkdir()
+        launch(first, tmp_path / "whole", "8", "hand", "mla")
+    for form in ("hand", "mla"):
+        found = load_file(tmp_path / f"8-{then}-{form}.safetensors")
+        assert int(found["packs"]) == 8
+        if first == then:
+            for name, value in load_file(tmp_path / f"whole/8-{then}-{form}.safetensors").items():
+                torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)

@@ -61,6 +61,10 @@ class Ranks:
 @contextmanager
 def process_group() -> Iterator[Ranks]:
     """The process group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), taken down at the end."""
+    if dist.is_available() and dist.is_initialized():  # a launcher (ray) made it, and takes it down
+        yield Ranks.current()
+        mesh.cache_clear()
+        return
     if "RANK" not in os.environ:
         yield Ranks()
         return
