@@ -25,16 +25,11 @@ def build(folder: Path, kind: str = "llama") -> Path:
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    if kind == "deepseek_v3":  # latent attention; dense, since experts are no matter here
-        common |= {"num_key_value_heads": 4, "head_dim": 16, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 16}
-        common |= {
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 16,
-            "first_k_dense_replace": 6,
-            "n_group": 1,
-            "topk_group": 1,
-        }
+    if kind == "deepseek_v3":  # latent attention, of the width (512 + 64) that vLLM's kernels know; one dense layer
+        common |= {"num_key_value_heads": 4, "head_dim": 64, "q_lora_rank": 16, "kv_lora_rank": 512, "v_head_dim": 32}
+        common |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "first_k_dense_replace": 1}
         common |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        common |= {"n_group": 1, "topk_group": 1}
     cfg, cls = {
         "deepseek_v3": (tf.DeepseekV3Config, tf.DeepseekV3ForCausalLM),
         "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
