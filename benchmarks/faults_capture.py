@@ -4,7 +4,7 @@ Three stub servers stand behind proxies that spoil 20 % of all answers (429, 500
 truncated JSON, another's ids); two of the three servers are killed in turn and come back; capture itself is killed with
 SIGKILL at 20 random moments. Every row is then compared with what the deterministic stub says for that prompt and seed.
 The second part captures a million prompts and reads the peak anonymous memory of the capturing process. There the stub
-answers inside that process (its memory is counted too); with --wire it stands behind a socket, which takes longer.
+answers inside that process (its memory is counted too); with --wire it stands behind a socket, which takes much longer.
 
     python benchmarks/faults_capture.py [--prompts 2000] [--kills 20] [--million 1000000] [--wire]
 """
@@ -44,23 +44,23 @@ from draftsmith.capture.rows import count_rows, iter_rows  # noqa: E402
 INSIDE = """
 import sys
 sys.path[:0] = [{tests!r}]
-import json, httpx
 from pathlib import Path
 from stub_server import Stub
+from draftsmith.engine.client import Answer, EngineClient
 
-class Transport(httpx.AsyncBaseTransport):
+class StubClient(EngineClient):
     stub = Stub(Path({tokenizer!r}))
 
-    async def handle_async_request(self, request):
-        if request.method == "GET":
-            return httpx.Response(200, json={{"data": [{{"id": "stub"}}]}})
-        body = json.loads(request.content)
-        if request.url.path == "/tokenize":
-            return httpx.Response(200, json={{"tokens": self.stub.render(body["messages"])}})
-        return httpx.Response(200, json=self.stub.reply(request.url.path, body))
+    async def chat(self, messages, **sampling):
+        found = self.stub.reply("", {{"messages": messages, **sampling}})
+        choice = found["choices"][0]
+        return Answer(found["prompt_token_ids"], choice["token_ids"], choice["message"]["content"], "",
+                      choice["finish_reason"], found["usage"], "stub")
 
-plain = httpx.AsyncClient.__init__
-httpx.AsyncClient.__init__ = lambda self, **given: plain(self, **(given | {{"transport": Transport()}}))
+    async def tokenize(self, prompt, **fields):
+        return self.stub.render(prompt)
+
+clients = [StubClient("http://inside", "stub")]
 """
 
 DRIVER = """
@@ -75,7 +75,7 @@ from draftsmith.ui import QuietUi
 a = json.loads(sys.argv[1])
 plan = plan_prompts([a["prompts"]], [], 0, Rules(), 0.5)
 tokenizer = TargetTokenizer.load(Path(a["tokenizer"])) if a["tokenizer"] else None
-servers = Servers(a["urls"], limit=a["limit"], timeout=a["timeout"], backoff=0.05)
+servers = Servers(a["urls"], globals().get("clients", ()), limit=a["limit"], timeout=a["timeout"], backoff=0.05)
 found = capture_rows(plan, Path(a["rows"]), Settings(), servers, tokenizer, QuietUi(), samples=a["samples"],
                      every_rows=a["every"])
 Path(a["rows"], "..", "result.json").resolve().write_text(json.dumps(found))
@@ -247,6 +247,8 @@ def main() -> None:
         if given.million:
             parts["million"] = {"part": "million", **million(work, tokenizer, given.million, given.wire)}
             print(json.dumps(parts["million"]), flush=True)
+    if len(parts) < 2:
+        raise SystemExit("measure the other part too: nothing was written")
     first, second = parts["faults"], parts["million"]
     path = write(
         "faults_capture",
