@@ -49,7 +49,7 @@ def dump_dom(page, tmp_path):
              "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
              "--virtual-time-budget=10000"]  # fmt: skip
     done = subprocess.run(
-        [chromium(), *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
+        [chromium(), *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=400
     )
     return done.stdout
 
