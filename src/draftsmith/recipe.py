@@ -150,10 +150,10 @@ class TrainSection(_Section):
     steps: int | None = Field(None, gt=0, description="optimizer steps; none = by epochs")
     epochs: float = Field(3.0, gt=0)
     batch_tokens: int = Field(2048, gt=0, description="packed tokens per optimizer step and rank")
-    lr: float = Field(2e-3, gt=0)
+    lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(0.05, ge=0, le=1, description="final learning rate as a share of lr")
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps with rising learning rate")
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(1.0, gt=0, description="gradient norm")
     dtype: Literal["float32", "bfloat16"] | None = Field(
