@@ -74,9 +74,9 @@ def llama_tensors(
             p + "hidden_norm.weight": (dtype, (h,)),
             p + "post_attention_layernorm.weight": (dtype, (h,)),
         }
-        if bias:
-            out |= {p + "self_attn.q_proj.bias": (dtype, (heads * dim,)), p + "self_attn.k_proj.bias": (dtype, (kv * dim,)),
-                    p + "self_attn.v_proj.bias": (dtype, (kv * dim,))}  # fmt: skip
+        if bias:  # attention_bias gives o_proj one too (vllm/model_executor/models/llama.py: bias_o_proj)
+            sizes = {"q": heads * dim, "k": kv * dim, "v": kv * dim, "o": h}
+            out |= {f"{p}self_attn.{n}_proj.bias": (dtype, (wide,)) for n, wide in sizes.items()}
         if qk_norm:
             out |= {p + "self_attn.q_norm.weight": (dtype, (dim,)), p + "self_attn.k_norm.weight": (dtype, (dim,))}
     out["lm_head.weight"] = (dtype, (draft or vocab, h))

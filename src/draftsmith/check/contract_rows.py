@@ -159,13 +159,13 @@ def vocab_map(look: Look) -> Finding:
         return skip("the contract does not say")
     if look.d2t is None or look.drafted is None or full is None:
         return skip("no sound map (form.map)")
-    if (look.drafted < 0).any() or (look.drafted >= full).any():
+    if not look.drafted or not 0 <= min(look.drafted) <= max(look.drafted) < full:
         return skip("the map leaves the vocabulary (form.map_values)")
     from draftsmith.vocab.map import VocabMap
 
     mask = np.zeros(full, dtype=bool)
     mask[look.drafted] = True
-    now = VocabMap(look.d2t, mask).hash()
+    now = VocabMap(np.array(look.d2t, dtype=np.int64), mask).hash()
     if now != was:
         return fail(
             f"the map is not the one that was trained (hash {was[:12]}…, here {now[:12]}…): lm_head's rows name other tokens",

@@ -19,7 +19,7 @@ def coverage(look: Look) -> Finding:
     full = look.drafter.size("vocab_size")
     if not reduced(look):
         return ok("the whole vocabulary")
-    if look.drafted is None or full is None or (look.drafted < 0).any() or (look.drafted >= full).any():
+    if not look.drafted or full is None or not 0 <= min(look.drafted) <= max(look.drafted) < full:
         return skip("no sound map (form.map)")
     have = np.zeros(full, dtype=bool)
     have[look.drafted] = True

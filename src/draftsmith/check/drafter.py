@@ -192,8 +192,10 @@ class Drafter:
         if self.config.get("attention_bias") is True:
             out[p + "self_attn.q_proj.bias"] = (q,)
             out[p + "self_attn.k_proj.bias"] = out[p + "self_attn.v_proj.bias"] = (k,)
-            # vLLM gives o_proj one as well (models/llama.py: bias_o_proj = attention_bias); absent, it is never filled.
-            out[p + "self_attn.o_proj.bias"] = (h,)
+            # vLLM gives Llama's o_proj one as well (models/llama.py: bias_o_proj = attention_bias; qwen3.py does not);
+            # absent, it is never filled.
+            if self.form == "llama":
+                out[p + "self_attn.o_proj.bias"] = (h,)
         return out
 
     def _mla(self, p: str, wide: int | None, h: int | None) -> dict[str, tuple[int | None, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from draftsmith.check.look import MAX_MAP, Finding, Look, fail, finding, ok, skip, warn
 
 
@@ -52,10 +54,13 @@ def map_type(look: Look) -> Finding:
     return ok(f"int64 [{t.shape[0]:,}]")
 
 
+def first_fall(ids: list[int]) -> int | None:
+    """Where a list stops to ascend; None where it ascends throughout."""
+    return next((i for i, (a, b) in enumerate(pairwise(ids)) if b <= a), None)
+
+
 @finding("form.map_values")
 def map_values(look: Look) -> Finding:
-    import numpy as np
-
     d = look.drafter
     if not d.has("d2t") or not reduced(look):
         return ok("no map")
@@ -67,25 +72,25 @@ def map_values(look: Look) -> Finding:
     full = d.size("vocab_size") or 0
     if look.ctx.target_config is not None and look.target.vocab:
         full = min(full, look.target.vocab)
-    if len(ids) == 0:
+    if not ids:
         return fail("d2t is empty", "export the map with the weights")
-    inside = (ids >= 0) & (ids < full)
-    ascending = bool((np.diff(ids) > 0).all())
-    if (bool((np.diff(offsets) > 0).all()) and len(offsets) > 1 and not inside.all()) or _looks_absolute(look):
+    outside = next((i for i, x in enumerate(ids) if not 0 <= x < full), None)
+    climbing = len(offsets) > 1 and first_fall(offsets) is None
+    if (climbing and outside is not None) or _looks_absolute(look):
         return fail(
             f"d2t holds absolute ids ({offsets[0]}, {offsets[1]}, … {offsets[-1]}), not offsets: draft token i would "
             f"become i + d2t[i] ({ids[0]}, {ids[1]}, … {ids[-1]})",
             "subtract 0, 1, 2, … (draftsmith convert does)",
         )
-    if not inside.all():
-        at = int(np.argmin(inside))
+    if outside is not None:
         return fail(
-            f"draft token {at} maps to {ids[at]}, outside the vocabulary of {full:,}: IndexError at the first draft",
+            f"draft token {outside} maps to {ids[outside]}, outside the vocabulary of {full:,}: IndexError at the first "
+            "draft",
             "the map belongs to another target, or is damaged",
         )
-    if not ascending:
-        at = int(np.argmax(np.diff(ids) <= 0))
-        twice = len(ids) - len(np.unique(ids))
+    at = first_fall(ids)
+    if at is not None:
+        twice = len(ids) - len(set(ids))
         if twice:
             return fail(
                 f"draft tokens {at} and {at + 1} map to {ids[at]} and {ids[at + 1]}: {twice} targets are named twice",
@@ -101,18 +106,12 @@ def map_values(look: Look) -> Finding:
 
 def _looks_absolute(look: Look) -> bool:
     """Absolute ids that stay inside the vocabulary when read as offsets: t2d then marks d2t itself, not i + d2t."""
-    import numpy as np
-
-    offsets, mask, ids = look.d2t, look.t2d, look.drafted
-    if offsets is None or mask is None or ids is None or len(offsets) < 2 or int(mask.sum()) != len(offsets):
-        return False
-    return bool(np.array_equal(np.flatnonzero(mask), offsets) and not np.array_equal(offsets, ids))
+    offsets = look.d2t
+    return bool(offsets and len(offsets) > 1 and look.t2d == offsets and offsets != look.drafted)
 
 
 @finding("form.t2d")
 def t2d(look: Look) -> Finding:
-    import numpy as np
-
     d = look.drafter
     t = d.tensors.get("t2d")
     if not reduced(look):
@@ -120,20 +119,20 @@ def t2d(look: Look) -> Finding:
     if t is None:
         return ok("none (vLLM does not read it; SGLang and SpecForge want it)")
     full = d.size("vocab_size")
-    mask, ids = look.t2d, look.drafted
-    if mask is None:
+    marked, ids = look.t2d, look.drafted
+    if marked is None:
         return fail(f"t2d is {t.dtype} {list(t.shape)}, not BOOL [{full}]", "save it as bool, one per target token")
-    if len(mask) != full:
-        return fail(f"t2d has {len(mask):,} entries for a vocabulary of {full:,}", "the map belongs to another target")
-    if ids is None or (ids < 0).any() or (ids >= len(mask)).any() or not (np.diff(ids) > 0).all():
+    size = t.shape[0]
+    if size != full:
+        return fail(f"t2d has {size:,} entries for a vocabulary of {full:,}", "the map belongs to another target")
+    if not ids or not 0 <= min(ids) <= max(ids) < size or first_fall(ids) is not None:
         return skip("d2t is not sound (form.map_values)")
-    count = int(mask.sum())
-    if count != len(ids):
-        return fail(f"t2d marks {count:,} tokens, d2t maps {len(ids):,}", "d2t and t2d are of different maps")
-    if not np.array_equal(np.flatnonzero(mask), ids):
-        at = int(np.argmax(np.flatnonzero(mask) != ids))
+    if len(marked) != len(ids):
+        return fail(f"t2d marks {len(marked):,} tokens, d2t maps {len(ids):,}", "d2t and t2d are of different maps")
+    if marked != ids:
+        at = next(i for i, (a, b) in enumerate(zip(marked, ids, strict=True)) if a != b)
         return fail(
-            f"t2d marks {np.flatnonzero(mask)[at]} where draft token {at} maps to {ids[at]}: two different maps",
+            f"t2d marks {marked[at]} where draft token {at} maps to {ids[at]}: two different maps",
             "export d2t and t2d of one run; lm_head belongs to only one of them",
         )
-    return ok(f"marks the same {count:,} tokens")
+    return ok(f"marks the same {len(ids):,} tokens")

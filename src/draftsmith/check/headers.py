@@ -246,6 +246,13 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     return weights.tensors
 
 
+def read_bytes(tensor: TensorHeader) -> bytes:
+    """The tensor's bytes; the caller has looked at its size."""
+    with tensor.file.open("rb") as f:
+        f.seek(tensor.start)
+        return f.read(tensor.end - tensor.start)
+
+
 def read_array(tensor: TensorHeader, max_bytes: int) -> np.ndarray:
     """The tensor's values as numpy (bf16 becomes float32); UserError beyond `max_bytes` or for exotic dtypes."""
     if tensor.end - tensor.start > max_bytes:

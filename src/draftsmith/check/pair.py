@@ -121,7 +121,7 @@ def eos(look: Look) -> Finding:
     special = {i: name for i, name in t.special_ids.items() if t.vocab is None or 0 <= i < t.vocab}
     if not special:
         return skip("the target names no eos_token_id")
-    have = set(look.drafted.tolist())
+    have = set(look.drafted)
     lost = [i for i in special if i not in have]
     if len(lost) == len(special):
         return warn(

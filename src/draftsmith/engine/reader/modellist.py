@@ -11,6 +11,7 @@ The reader looks for the shape (a condition on `….model_type` that guards a ra
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from draftsmith.check.types import Evidence
@@ -76,12 +77,22 @@ def read_model_list(modules: Modules) -> tuple[ModelList | None, Module | None]:
         last = module
         if ".model_type" not in module.text or "eagle3" not in module.text:
             continue
-        for function in ast.walk(module.tree):
-            if isinstance(function, ast.FunctionDef):
+        for function in _functions(module.tree.body):
+            text = "\n".join(module.lines[function.lineno - 1 : function.end_lineno])
+            if ".model_type" in text and "eagle3" in text:
                 found = _in_function(module, function)
                 if found is not None:
                     return found, module
     return None, last
+
+
+def _functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    """Functions and methods, outermost ones (walking the whole tree takes a tenth of a second)."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef | ast.If):
+            yield from _functions(node.body)
 
 
 def _in_function(module: Module, function: ast.FunctionDef) -> ModelList | None:
