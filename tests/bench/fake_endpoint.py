@@ -120,7 +120,11 @@ class FakeEndpoint:
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         top = self.top(body["prompt"]) if self.top else {"100": 20.0, "101": 19.0}
         named = {f"token_id:{t}": v for t, v in top.items()}
-        return {"choices": [{"text": "x", "token_ids": [100], "logprobs": {"top_logprobs": [named]}}]}
+        choice: dict[str, Any] = {"text": "x", "token_ids": [100], "logprobs": {"top_logprobs": [named]}}
+        if body.get("prompt_logprobs"):
+            scored = [{str(t): {"logprob": -float(t), "rank": 1}} for t in body["prompt"]]
+            choice["prompt_logprobs"] = [None, *scored[1:]]
+        return {"choices": [choice]}
 
     def chat(self, body: dict[str, Any]) -> list[str] | Any:
         wanted, made, step = body["max_tokens"], 0, 0
