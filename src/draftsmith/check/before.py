@@ -29,7 +29,8 @@ ROWS = ("gate.releases", "form.choice", "runner.default_ids", "pair.mappable")
 def _releases(target: Target, facts: EngineFacts | None) -> CheckRow:
     from draftsmith.engine.releases import answers
 
-    known = answers(target.raw)
+    # The table of the engine that was asked for: vLLM's releases say nothing of SGLang's.
+    known = answers(target.raw, engine=facts.name if facts is not None else "vllm")
     takers = [a.version for a in known if a.takes]
     name = target.architecture or "(no architecture)"
     if takers:
