@@ -18,6 +18,7 @@ from draftsmith.diagnose.causes import Cause
 from draftsmith.diagnose.replay import Score
 from draftsmith.diagnose.subject import SampleRow, Subject
 from draftsmith.drafter.model import rms_norm
+from draftsmith.errors import UserError
 
 AGREES = 2e-2
 """Relative L2 within which bf16 streams agree (architecture.md, Words)."""
@@ -111,7 +112,7 @@ def coverage(subject: Subject, base: Score) -> Iterator[Cause]:
 
     try:
         decode: Callable[[list[int]], str] | None = TargetTokenizer.load(subject.target).decode
-    except Exception:  # a tokenizer that cannot be loaded only costs the split by script
+    except UserError:  # a tokenizer that cannot be loaded only costs the split by script
         decode = None
     total, inside = 0, 0
     by: dict[str, list[int]] = {}
@@ -145,7 +146,7 @@ def template(subject: Subject, base: Score) -> Iterator[Cause]:
 
     try:
         tokenizer = TargetTokenizer.load(subject.target)
-    except Exception:
+    except UserError:  # no tokenizer, nothing to compare with
         return
     if not tokenizer.has_template:
         return
