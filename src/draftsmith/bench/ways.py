@@ -7,6 +7,7 @@ with the first pass that is missing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -108,10 +109,19 @@ class Measured:
     """Tokens that the server answered to others while we measured."""
 
 
-async def _counters(client: EngineClient) -> Counters:
-    # The last step's counts reach the page a moment after its answer.
-    await asyncio.sleep(0.3)
-    return read_counters(await client.metrics())
+SETTLE = 3.0
+"""Seconds at most that the last step's counts may take to reach the page after its answer has."""
+
+
+async def _counters(client: EngineClient, before: Counters | None = None, tokens: int = 0) -> Counters:
+    """The server's counters now; with `before`, once they hold the `tokens` answered since (or SETTLE has passed)."""
+    end = time.monotonic() + SETTLE
+    while True:
+        found = read_counters(await client.metrics())
+        late = before is not None and 0 <= found.tokens - before.tokens < tokens
+        if not late or time.monotonic() > end:
+            return found
+        await asyncio.sleep(0.05)
 
 
 async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -> None:
@@ -119,7 +129,9 @@ async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -
         todo = [p for p in plan.passes() if not (folder / f"{p[0]}.json").is_file()]
         if todo:
             warm = plan.mixture(min(max(plan.concurrency), 8))
-            await send(client, warm, len(warm), plan.sampling(WARM_TOKENS), ui, f"{way}: warm-up")
+            before = await _counters(client)
+            warmed = await send(client, warm, len(warm), plan.sampling(WARM_TOKENS), ui, f"{way}: warm-up")
+            await _counters(client, before, warmed.tokens)
         for name, concurrency, set_name, prompts, max_tokens in todo:
             title = f"{way}: {set_name}, {len(prompts)} prompts, {concurrency} at once"
             before = await _counters(client)
@@ -128,7 +140,7 @@ async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -
             except UserError:
                 opened.check()  # a dead engine's own reason is worth more than "did not answer"
                 raise
-            counts = (await _counters(client)).since(before)
+            counts = (await _counters(client, before, done.tokens)).since(before)
             write_json(folder / f"{name}.counters.json", counts.as_dict())
             done.save(folder / f"{name}.json")
             ui.note(f"  {way} {set_name} at {concurrency}: {done.tokens / done.seconds:.1f} tokens/s")
