@@ -7,6 +7,7 @@ on both sides alike.
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import httpx
 
 from draftsmith.contract import Contract
 from draftsmith.engine.find import Engine
+from draftsmith.engine.process import free_port
 from draftsmith.engine.server import Server
 from draftsmith.extract.wire import Wire
 from draftsmith.target.config import default_aux_layers, target_facts
@@ -44,10 +46,22 @@ def both(engine: Engine, target: Path, max_model_len: int, dtype: str) -> Iterat
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         wire = stack.enter_context(Wire(contract, work))
         given: dict[str, Any] = {"max_model_len": max_model_len, "dtype": dtype}
-        plain = Server(engine, target, log=work / "plain.log", plugin=True, **given)
-        tapped = Server(engine, target, log=work / "tapped.log", args=wire.arguments(), env=wire.environment(), **given)
+        ports = [free_port()]
+        while len(ports) < 2:  # two servers that look at the same time would find the same one
+            ports += {free_port()} - set(ports)
+        plain = Server(engine, target, log=work / "plain.log", port=ports[0], **given)
+        tapped = Server(
+            engine,
+            target,
+            log=work / "tapped.log",
+            port=ports[1],
+            args=wire.arguments(),
+            env=wire.environment(),
+            **given,
+        )
         with ThreadPoolExecutor(2) as pool:  # started together
             list(pool.map(stack.enter_context, (plain, tapped)))
+        print(f"ready after {plain.ready_seconds} and {tapped.ready_seconds} s", file=sys.stderr, flush=True)
         yield Pair(plain, tapped, wire, contract, work)
 
 
@@ -83,6 +97,7 @@ def in_turns(rounds: int, sides: dict[str, Callable[[], int]]) -> dict[str, list
             started = time.perf_counter()
             tokens = sides[name]()
             found[name].append(round(tokens / (time.perf_counter() - started), 1))
+            print(f"round {n + 1}: {name}: {found[name][-1]:,.1f} tokens/s", file=sys.stderr, flush=True)
     return found
 
 
