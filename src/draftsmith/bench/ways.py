@@ -145,7 +145,8 @@ async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -
             done.save(folder / f"{name}.json")
             ui.note(f"  {way} {set_name} at {concurrency}: {done.tokens / done.seconds:.1f} tokens/s")
         if plan.sampling_test is not None and not (folder / SAMPLED).is_file():
-            prompts = plan.mixture(plan.sampling_test.prompts)
+            # Short prompts: the answers are a few tokens, so nearly all of the cost is reading the prompt.
+            prompts = sorted(plan.mixture(10**9), key=lambda p: len(p.first_user))
             drawn = await draw(client, prompts, plan.sampling_test, SEEDS.get(way, 3_000_000), ui, way)
             drawn.save(folder / SAMPLED)
 
