@@ -32,9 +32,10 @@ def explain(
     Exit codes: 0 found, 1 the log holds no error, 2 bad input, 3 an error, but not its line.
     """
     from draftsmith.engine.find import find_engine
+    from draftsmith.engine.flags import known_flags
     from draftsmith.engine.reader import locate
     from draftsmith.engine.trace import explain as trace
-    from draftsmith.engine.trace_advice import advice_for
+    from draftsmith.engine.trace_advice import advice_for, flag_advice
     from draftsmith.engine.trace_index import Index
     from draftsmith.errors import Exit
 
@@ -49,8 +50,10 @@ def explain(
             console.print("no error in this log", highlight=False)
         raise typer.Exit(int(Exit.NO))
     place = found.place
-    values = dict(place.values) if place else {}
-    advice = advice_for(found.error.message, place.file if place else "", values)
+    advice = advice_for(f"{found.error.message} {found.error.wrapped}", place.file if place else "")
+    package = located.source.path(located.engine)
+    if advice is None and found.error.type == "usage" and package is not None:
+        advice = flag_advice(found.error.message, known_flags(package))
     if as_json:
         print_json(found.to_json() | {"engine": called, "advice": advice})
     else:

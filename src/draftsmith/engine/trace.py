@@ -117,7 +117,7 @@ def _explained(error: Logged, index: Index, seconds: float) -> Explanation:
     if not places:
         return Explanation(error, None, None, notes=("no line of this engine's source produces this text",))
     first, *rest = places
-    others = tuple(p for p in rest if p.score >= first.score)[:8]
+    others = tuple(p for p in rest if p.score >= first.score)
     if first.how == "frame" and frames and error.frames[-1] != frames[-1][0]:
         last = error.frames[-1]
         notes.append(
@@ -224,7 +224,7 @@ def by_message(error: Logged, message: str, index: Index, seconds: float) -> lis
     letters = sum(c.isalnum() for c in message)
     for most, files in ((10, 10), (48, 120)):
         budget = Budget(seconds)
-        for rel in index.ranked(error.message, most)[:files]:
+        for rel in index.ranked(error.message, most, files):
             if rel in looked:
                 continue
             if most > 10 and budget.spent:

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from draftsmith.errors import nearest
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -22,6 +24,12 @@ class Advice:
 
 
 ADVICE: tuple[Advice, ...] = (
+    Advice(
+        ("Unexpected keyword argument", "SpeculativeConfig"),
+        (),
+        "this key of --speculative-config is not known to this release: take it out, or look up its name "
+        "(fields of class SpeculativeConfig in vllm/config/speculative.py)",
+    ),
     Advice(
         ("only supported for", "model_type"),
         ("gate.list", "gate.interface"),
@@ -163,8 +171,9 @@ ADVICE: tuple[Advice, ...] = (
 )
 
 
-def advice_for(message: str, file: str = "", values: dict[str, str] | None = None) -> dict[str, Any] | None:
-    """{"fix", "checks"} of the first row that fits, None where no check knows the fault."""
+def advice_for(message: str, file: str = "") -> dict[str, Any] | None:
+    """{"fix", "checks"} of the first row that fits, None where no check knows the fault. message: with what was around
+    it."""
     squeezed = re.sub(r"\s+", " ", message)
     for row in ADVICE:
         if all(w in squeezed for w in row.words) and file.endswith(row.file):
@@ -187,3 +196,16 @@ def _first_release(message: str) -> str:
                 "tells the class's side). "
             )
     return ""
+
+
+def flag_advice(message: str, known: frozenset[str]) -> dict[str, Any] | None:
+    """The known flags most like those that argparse did not recognise."""
+    found = re.search(r"unrecognized arguments: (.*)", message)
+    if found is None:
+        return None
+    unknown = [w.split("=")[0] for w in found[1].split() if w.startswith("--")]
+    said = []
+    for word in unknown:
+        near = nearest(word, sorted(known))
+        said.append(f"{word} is no flag of this release" + (f"; did you mean {near[0]}?" if near else ""))
+    return {"fix": "; ".join(said), "checks": []} if said else None

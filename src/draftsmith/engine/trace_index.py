@@ -86,8 +86,9 @@ class Index:
                     continue
         return self._raw
 
-    def ranked(self, message: str, most: int = 48) -> list[str]:
-        """Files that may have made the message, best first, by `most` pieces of it."""
+    def ranked(self, message: str, most: int = 48, files: int = 10) -> list[str]:
+        """Files that may have made the message, best first, by `most` pieces of it: the first `files`, and those that
+        are as likely as the first (copies of one model file)."""
         total = max(len(self.raw), 1)
         points: dict[str, float] = {}
         for needle in needles(message, most):
@@ -97,7 +98,8 @@ class Index:
                 worth = math.log(total / len(holders)) * (2 if b" " in needle else 1)
                 for rel in holders:
                     points[rel] = points.get(rel, 0.0) + worth
-        return sorted(points, key=lambda rel: (-points[rel], rel))
+        order = sorted(points, key=lambda rel: (-points[rel], rel))
+        return [rel for n, rel in enumerate(order[:150]) if n < files or points[rel] >= 0.98 * points[order[0]]]
 
     def sites(self, rel: str) -> list[Site]:
         """Sites of one file: from the cache if the file is the one that was parsed."""
