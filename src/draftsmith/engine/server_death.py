@@ -52,9 +52,10 @@ def explain_death(log: Path, code: int, engine: Engine) -> UserError:
 
 def _traced(text: str, engine: Engine, head: str, log: Path) -> UserError | None:
     """By the engine's own source (engine/trace.py); None where the log holds no error that it knows."""
+    from draftsmith.engine.flags import known_flags
     from draftsmith.engine.reader import locate
     from draftsmith.engine.trace import explain
-    from draftsmith.engine.trace_advice import advice_for
+    from draftsmith.engine.trace_advice import advice_for, flag_advice
     from draftsmith.engine.trace_index import Index
 
     located = locate(engine.package.parent)
@@ -63,7 +64,9 @@ def _traced(text: str, engine: Engine, head: str, log: Path) -> UserError | None
         return None
     place, error = found.place, found.error
     guards = "; ".join(g.text for g in found.around.guards) if found.around else ""
-    advice = advice_for(error.message, place.file, dict(place.values))
+    advice = advice_for(f"{error.message} {error.wrapped}", place.file)
+    if advice is None and error.type == "usage":
+        advice = flag_advice(error.message, known_flags(engine.package))
     message = " ".join(error.message.split())
     return UserError(
         f"{head}: {error.type.rpartition('.')[2]}: {message[:500]}",

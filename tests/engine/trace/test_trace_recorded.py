@@ -17,7 +17,7 @@ EXPECTED: dict[str, dict[str, Any]] = json.loads((LOGS / "expected.json").read_t
 
 def test_every_recording_has_an_expectation() -> None:
     assert {p.stem for p in LOGS.glob("*.log")} == set(EXPECTED)
-    assert len(EXPECTED) >= 2
+    assert len(EXPECTED) >= 10
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -50,6 +50,10 @@ def test_the_line(name: str, real_engine: Any) -> None:
         pytest.skip(f"recorded with {wanted.get('release', '0.32.0')}")
     located = locate(real_engine.package.parent)
     found = explain((LOGS / f"{name}.log").read_text(encoding="utf-8"), Index(located.source, "vllm"))
-    assert found is not None and found.place is not None
+    assert found is not None
+    if wanted["place"] is None:
+        assert found.place is None
+        return
+    assert found.place is not None
     assert f"{found.place.file}:{found.place.line}" == wanted["place"]
     assert found.place.function == wanted["function"]
