@@ -15,6 +15,7 @@ from draftsmith.extract.checks import compare
 from draftsmith.extract.self_check import (
     Reference,
     Report,
+    agreement,
     collect_engine_tops,
     leave_references,
     load_references,
@@ -128,6 +129,27 @@ def test_the_engines_tops_are_collected_and_loaded(tmp_path: Path) -> None:
     (reference,) = load_references(tmp_path)
     assert reference.top == [-1, 9, 10] and reference.source == "the engine's prompt logprobs"
     assert load_references(tmp_path / "none") == []
+
+
+def test_a_tie_within_rounding_is_not_compared() -> None:
+    """bf16 turns two equally likely tokens round; that says nothing about layer, norm or alignment."""
+
+    class Client:
+        async def model(self) -> str:
+            return "m"
+
+        async def prompt_logprobs(self, token_ids: Sequence[int], top: int = 1) -> list[list[tuple[int, float]]]:
+            second = [-0.2, -0.5, -0.2]  # near, far, near
+            return [[], *([(t, -0.1), (t + 50, b)] for t, b in zip(token_ids[1:], second, strict=True))]
+
+    row = SimpleNamespace(row_id="a", token_ids=[7, 8, 9, 10], boundary=1)
+    (found,) = asyncio.run(collect_engine_tops(Client(), [row]))["rows"]
+    assert found["tied"] == [-1, 58, -1, 60]
+    reference = Reference("a", row.token_ids, 1, found["top"], "test", found["tied"])
+    assert agreement(torch.tensor([8, 9, 10]), 0, reference) == (3, 3)
+    assert agreement(torch.tensor([58, 59, 60]), 0, reference) == (0, 1)  # the far one is a true difference
+    assert agreement(torch.tensor([9, 10]), 0, reference) == (0, 2)  # one late: no tie
+    assert reference.cut(2).tied == [-1, 58]
 
 
 def test_a_server_without_prompt_logprobs_is_a_warning(tmp_path: Path) -> None:

@@ -50,18 +50,17 @@ def choose_references(run: Run, model: TransformersStates | WeightsHead) -> list
     section = run.recipe.extract
     count, length = section.self_check_rows, min(section.max_length, SHORT)
 
-    def short(r: Reference) -> Reference:
-        return Reference(r.row_id, r.token_ids[:length], r.boundary, r.top[:length], r.source)
-
     kept = [r for r in load_references(run.stage_dir("capture")) if r.boundary < length]
     if kept:
-        return [short(r) for r in kept[:count]]
+        return [r.cut(length) for r in kept[:count]]
     rows = [r for r in islice(iter_rows(run.stage_dir("capture")), 64) if r.boundary < min(len(r.token_ids), length)]
     greedy = [r for r in rows if r.temperature == 0][:count]
     if greedy:
         source = "the tokens of answers given at temperature 0"
         return [
-            short(Reference(r.row_id, r.token_ids, r.boundary, [-1] * r.boundary + r.token_ids[r.boundary :], source))
+            Reference(r.row_id, r.token_ids, r.boundary, [-1] * r.boundary + r.token_ids[r.boundary :], source).cut(
+                length
+            )
             for r in greedy
         ]
     if not isinstance(model, TransformersStates):
@@ -117,10 +116,7 @@ def stored(store: Path | None, references: list[Reference]) -> list[tuple[Refere
     there = {e.row_id: e for e in held.index}
     found = [(r, there[r.row_id]) for r in references if r.row_id in there]
     pairs = [(r, e, min(len(r.token_ids), e.tokens - 1)) for r, e in found]
-    return [
-        (Reference(r.row_id, r.token_ids[:n], r.boundary, r.top[:n], r.source), cut(held.read_entry(e), n))
-        for r, e, n in pairs
-    ]
+    return [(r.cut(n), cut(held.read_entry(e), n)) for r, e, n in pairs]
 
 
 def run_self_check(run: Run, backend: Any, contract: Contract, store: Path | None = None) -> Report:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,8 @@ FILE = "self_check.json"
 MOST_TOKENS, FEWEST_ANSWERS = 512, 16
 AGREES_FLOAT32, AGREES_BF16 = 1e-4, 2e-2
 """Relative L2 within which two streams agree (architecture.md, Words)."""
+TIE = 0.15
+"""Nats between an engine's first and second choice that bf16 may turn round: its step is 0.125 at logits of 16 to 32."""
 
 
 class _Row(Protocol):
@@ -47,13 +49,16 @@ class _Client(Protocol):
 async def collect_engine_tops(client: _Client, rows: Iterable[_Row]) -> dict[str, Any]:
     """The engine's most likely token at every position of a few rows (vLLM's prompt_logprobs).
 
-    Returns {"model", "rows": [{"row_id", "boundary", "token_ids": [T], "top": [T]}]}; top[t] is the most likely token
-    *at* t given those before it, -1 at 0. Capture stores it as `self_check.json` in its folder."""
+    Returns {"model", "rows": [{"row_id", "boundary", "token_ids": [T], "top": [T], "tied": [T]}]}; top[t] is the most
+    likely token *at* t given those before it, -1 at 0; tied[t] the runner-up if it is within TIE of it, else -1.
+    Capture stores it as `self_check.json` in its folder."""
     found = []
     for row in rows:
-        ranked = await client.prompt_logprobs(row.token_ids, top=1)
+        ranked = await client.prompt_logprobs(row.token_ids, top=2)
         top = [r[0][0] if r else -1 for r in ranked]
-        found.append({"row_id": row.row_id, "boundary": row.boundary, "token_ids": list(row.token_ids), "top": top})
+        tied = [r[1][0] if len(r) > 1 and r[0][1] - r[1][1] <= TIE else -1 for r in ranked]
+        one = {"row_id": row.row_id, "boundary": row.boundary, "token_ids": list(row.token_ids)}
+        found.append({**one, "top": top, "tied": tied})
     return {"model": await client.model(), "rows": found}
 
 
@@ -96,13 +101,19 @@ class _Cut:
 @dataclass(frozen=True)
 class Reference:
     """What the target says at each position of a row. top[t] = most likely token at t (-1: not known).
-    source: in words, e.g. "the engine's prompt logprobs"."""
+    source: in words, e.g. "the engine's prompt logprobs". tied[t]: another token as likely within rounding (-1: none)."""
 
     row_id: str
     token_ids: list[int]
     boundary: int
     top: list[int]
     source: str
+    tied: list[int] = field(default_factory=list)
+
+    def cut(self, length: int) -> Reference:
+        """Its first `length` positions."""
+        n = length
+        return replace(self, token_ids=self.token_ids[:n], top=self.top[:n], tied=self.tied[:n])
 
 
 def load_references(folder: Path) -> list[Reference]:
@@ -111,7 +122,9 @@ def load_references(folder: Path) -> list[Reference]:
     if not path.is_file():
         return []
     return [
-        Reference(r["row_id"], r["token_ids"], r["boundary"], r["top"], "the engine's prompt logprobs")
+        Reference(
+            r["row_id"], r["token_ids"], r["boundary"], r["top"], "the engine's prompt logprobs", r.get("tied", [])
+        )
         for r in read_json(path)["rows"]
     ]
 
@@ -142,11 +155,14 @@ NormHead = Callable[["Tensor", int], "Tensor"]
 
 
 def agreement(predicted: Tensor, start: int, reference: Reference) -> tuple[int, int]:
-    """(equal, compared): predicted[i] is the token after position start + i, start ≥ -1 … of the row."""
+    """(equal, compared): predicted[i] is the token after position start + i, start ≥ -1 … of the row. A position at
+    which we take the other one of two that are equally likely within rounding says nothing, and is not compared."""
     equal = compared = 0
     for i, token in enumerate(predicted.tolist()):
         t = start + i + 1
         if 0 < t < len(reference.top) and reference.top[t] >= 0:
+            if t < len(reference.tied) and token == reference.tied[t]:
+                continue
             compared += 1
             equal += token == reference.top[t]
     return equal, compared
