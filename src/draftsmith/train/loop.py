@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.errors import Exit, UserError
+from draftsmith.extract.streamed import StreamedStates
 from draftsmith.recipe import TrainSection
 from draftsmith.record import atomic_write, write_json
 from draftsmith.train.batch import StepBatch
@@ -153,7 +154,10 @@ class Training:
         started = last_save = time.monotonic()
         p, total, count = self.progress, self.order.total, self.ranks.count
         first_packs, first_tokens = p.packs, p.tokens
-        batches = read_ahead(self._load, range(p.packs + self.ranks.rank, total - total % count, count))
+        numbers = range(p.packs + self.ranks.rank, total - total % count, count)
+        if isinstance(self.source, StreamedStates) and not p.finished:
+            self.source.expect(self.order.pack(n) for n in numbers)
+        batches = read_ahead(self._load, numbers)
         if self.measure_start and p.evaluated < 0:
             self._measure_start()
         with self.ui.task("train", total, "packs") as task:
@@ -169,7 +173,8 @@ class Training:
                 elif count == 1 and time.monotonic() - last_save > SAVE_SECONDS:
                     self.save()
                     last_save = time.monotonic()
-                task.advance(count, f"loss {self.last_loss:.3f}, acceptance length {max(p.best, 0):.3f}")
+                best = f", best acceptance length {p.best:.3f}" if p.best > 0 else ""
+                task.advance(count, f"loss {self.last_loss:.3f}{best}")
                 if p.finished:
                     break
         if not p.steps:
