@@ -6,6 +6,10 @@ A job: {"name", "model", "speculative": {…} or null, "args": {…}, "prompt": 
 the engine came (config, load, profile, request, done), its last error, and the speculation counters. Jobs that have a
 result already are left out; no new one is begun after SECONDS. With LOCK (a file), work is done in turns of SECONDS
 under that file's lock until all jobs are done: for machines on which several heavy programs take turns.
+
+Three things are made cheaper than in a server, none of which changes what is loaded or computed: the modules that a
+child imported are imported by the parent before the next fork (their names stay in modules.json beside the results), a
+model class is inspected in the child itself and not in a further process, and small functions are not compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import signal
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 os.environ |= {
@@ -32,6 +37,7 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_COMPILE_DISABLE": "1",
 }
 LIMIT, WORKERS = 120, 3
 COUNTERS = {
@@ -82,6 +88,37 @@ def work(job: dict) -> dict:
     return out
 
 
+def inspect_here() -> None:
+    """Model classes are inspected in this process (it is a forked child already), not in one more."""
+    registry = sys.modules.get("vllm.model_executor.models.registry")
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda function: function()
+
+
+class Preloaded:
+    """Names of modules that children needed; imported here, so that later children are forked with them."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.names: list[str] = json.loads(file.read_text()) if file.exists() else []
+        self.take([])
+
+    def take(self, names: list[str]) -> None:
+        new = [n for n in names if n not in self.names]
+        self.names += new
+        for name in new or self.names:
+            with contextlib.suppress(Exception):
+                if name not in sys.modules:
+                    import_module(name)
+        if new:
+            self.file.write_text(json.dumps(self.names))
+
+
+def new_modules(before: set[str]) -> list[str]:
+    """Modules that a job brought in, in the order of their import."""
+    return [n for n, m in list(sys.modules.items()) if n not in before and getattr(m, "__spec__", None) is not None]
+
+
 def die_with_parent() -> None:
     """No orphan where the process that started this one is stopped (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -100,7 +137,7 @@ class Child:
     """`work` in a forked process that may crash or hang without harm."""
 
     def __init__(self, job: dict, log: Path) -> None:
-        self.name, self.started, self.chunks = job["name"], time.time(), []
+        self.name, self.started, self.chunks, self.log = job["name"], time.time(), [], log
         self.reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -111,7 +148,10 @@ class Child:
             os.dup2(fd, 1)
             os.dup2(fd, 2)
             try:
-                os.write(writer, json.dumps(work(job)).encode())
+                before = set(sys.modules)
+                result = work(job)
+                with os.fdopen(writer, "wb") as pipe:
+                    pipe.write(json.dumps(result | {"modules": new_modules(before)}).encode())
             finally:
                 os._exit(0)
         os.close(writer)
@@ -136,12 +176,14 @@ class Child:
         return {"name": self.name, "seconds": round(time.time() - self.started, 1), **result}
 
 
-def run_all(jobs: list[dict], results_file: Path, seconds: float) -> None:
-    """At most WORKERS children at once; none is begun after `seconds`."""
+def run_all(jobs: list[dict], results_file: Path, seconds: float, preloaded: Preloaded) -> None:
+    """At most WORKERS children at once (one until it is known what they import); none is begun after `seconds`."""
     began, running = time.time(), {}
     while jobs or running:
-        while jobs and len(running) < WORKERS and time.time() - began < seconds:
-            child = Child(jobs[0], results_file.with_name(f"{len(running)}.log"))
+        while jobs and len(running) < (WORKERS if preloaded.names else 1) and time.time() - began < seconds:
+            logs = {c.log for c in running.values()}
+            log = next(x for i in range(WORKERS) if (x := results_file.with_name(f"{i}.log")) not in logs)
+            child = Child(jobs[0], log)
             running[child.reader] = child
             jobs.pop(0)
         if not running:
@@ -153,6 +195,7 @@ def run_all(jobs: list[dict], results_file: Path, seconds: float) -> None:
             if running.pop(child.reader, None) is None:
                 continue
             result = child.end(hung)
+            preloaded.take(result.pop("modules", []))
             with results_file.open("a") as f:
                 f.write(json.dumps(result) + "\n")
             print(json.dumps({k: x for k, x in result.items() if k != "tokens"}), flush=True)
@@ -174,8 +217,10 @@ def main() -> None:
     import vllm.v1.engine.llm_engine  # noqa: F401 (paid once, before the forks)
     from vllm import LLM  # noqa: F401
 
+    inspect_here()
+    preloaded = Preloaded(results_file.with_name("modules.json"))
     while True:
-        run_all(jobs, results_file, seconds)
+        run_all(jobs, results_file, seconds, preloaded)
         if not (lock and jobs):
             return
         fcntl.flock(lock, fcntl.LOCK_UN)

@@ -28,8 +28,8 @@ import mutants_pair
 import tiny_pair as tp
 from mutant_case import MUTANTS, Case, good_case
 
-from draftsmith.check.types import Verdict
 from draftsmith.engine.find import find_engine
+from draftsmith.engine.reader import EngineFacts, read_engine
 
 TABLE = json.loads((MUTANTS_FOLDER / "table.json").read_text())
 GOOD = "(good pair)"
@@ -74,25 +74,35 @@ def prepare(work: Path) -> Path:
     return jobs
 
 
-def verdict_of(name: str, work: Path) -> Verdict:
-    sys.path.insert(0, str(MUTANTS_FOLDER))
-    from test_mutants import verdict_of as ask
+def speaks(name: str, work: Path, facts: EngineFacts | None = None) -> dict[str, str]:
+    """Id → status of every row that warns or fails: of the mutant's own kind of engine, or of `facts`."""
+    from test_mutants import trouble, verdict_of
 
     case = make_case(name, work)
-    return ask(case, work / "verdicts" / (name if name != GOOD else "good"))
+    return trouble(verdict_of(case, work / "verdicts" / (name if name != GOOD else "good"), facts))
 
 
-def result_rows(work: Path, results: dict[str, Any]) -> list[dict[str, Any]]:
+def works(result: dict[str, Any], good: dict[str, Any]) -> bool:
+    """Whether the engine served the pair, and accepted as much of the drafter as of the good one."""
+    return bool(result["reached"] == "done" and result.get("per_position") == good["per_position"])
+
+
+def result_rows(work: Path, results: dict[str, Any], real: EngineFacts) -> list[dict[str, Any]]:
+    """caught: the promised check spoke with the promised status. here: what `check` says of this pair when it reads the
+    engine that was run; hidden: the engine took it and lost something, and `check` had said nothing."""
     rows = []
     for name in [GOOD, *TABLE]:
-        found = {r.id: r.status for r in verdict_of(name, work).checks if r.status in ("warn", "fail")}
+        found, here = speaks(name, work), speaks(name, work, real)
+        here.pop("engine.faults", None)  # of the engine, whatever the pair
         promise = TABLE.get(name, {})
         caught = found.get(promise["check"]) == promise["status"] if promise else not found
-        engine = {k: x for k, x in results[name].items() if k not in ("name", "tokens") and x is not None}
+        engine = {k: x for k, x in results[name].items() if k not in ("name", "tokens", "seconds") and x is not None}
         if engine.get("error"):
             engine["error"] = scrub(engine["error"], work)
+        fine = works(results[name], results[GOOD])
         rows.append({"mutant": name, "check": promise.get("check"), "status": promise.get("status"),
-                     "needs": promise.get("needs"), "caught": caught, "engine": engine})  # fmt: skip
+                     "needs": promise.get("needs"), "caught": caught, "engine": engine, "engine_content": fine,
+                     "here": here, "hidden": not fine and not here})  # fmt: skip
     return rows
 
 
@@ -130,20 +140,26 @@ def main() -> None:
     if left:
         print(f"{len(results)} done, {len(left)} left: call again")
         return
-    rows = result_rows(work, results)
+    rows = result_rows(work, results, read_engine(args.engine, platform="cpu"))
     mutants = [r for r in rows if r["mutant"] != GOOD]
     counts = Counter(r["engine"]["reached"] for r in mutants)
+    lost = sum(r["engine"]["reached"] == "done" and not r["engine_content"] for r in mutants)
+    hidden = [r["mutant"] for r in rows if r["hidden"]]
     _figures.write(
         "silent_faults",
         claim=f"{len(mutants)} faults of drafter and pair: caught by the promised check. The engine itself: "
-        + ", ".join(f"{n} end in {k}" if k != "done" else f"{n} run without a word" for k, n in counts.most_common()),
+        + ", ".join(f"{n} end in {k}" if k != "done" else f"{n} run without a word" for k, n in counts.most_common())
+        + f" ({lost} of these accept less than the good drafter); {len(hidden)} that it refuses or serves worse were "
+        "called sound by check when it read this engine",
         ours=sum(r["caught"] for r in mutants),
         theirs=len(mutants),
         unit="mutants",
         rows=rows,
         engine_version=engine.version,
     )
-    print(counts, "caught", sum(r["caught"] for r in mutants), "of", len(mutants))
+    caught = sum(r["caught"] for r in mutants)
+    print(counts, "caught", caught, "of", len(mutants), "hidden", hidden)
+    sys.exit(0 if caught == len(mutants) and not hidden and rows[0]["caught"] else 1)
 
 
 if __name__ == "__main__":

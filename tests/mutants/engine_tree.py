@@ -131,6 +131,14 @@ MORE_LLAMA = (
             )"""
     + MORE_31
 )
+MLA_MAPPING = """
+
+    class WeightsMapper:
+        stacked = {
+            ".q_a_proj": (".fused_qkv_a_proj", 0),
+            ".kv_a_proj_with_mqa": (".fused_qkv_a_proj", 1),
+        }
+"""
 MORE_QWEN = MORE_LLAMA + (
     '            n = getattr(self.config, "num_aux_layers", None) or getattr(\n'
     '                self.config, "eagle_aux_hidden_state_layer_ids", None)\n'
@@ -189,6 +197,27 @@ SPECULATIVE = """
     class SpeculativeConfig:
         method = None
         {positions}
+        @staticmethod
+        def hf_config_override(hf_config):
+            initial_architecture = hf_config.architectures[0]
+            if hf_config.model_type in ("deepseek_v3", "deepseek_v32"):
+                hf_config.model_type = "deepseek_mtp"
+            if hf_config.model_type == "deepseek_mtp":
+                n_predict = getattr(hf_config, "num_nextn_predict_layers", None)
+                hf_config.update({{"n_predict": n_predict, "architectures": ["DeepSeekMTPModel"]}})
+            if (arch := hf_config.architectures[0]) in ("MiMoForCausalLM", "MiMoV2ForCausalLM"):
+                heads = {{"MiMoForCausalLM": "MiMoMTPModel", "MiMoV2ForCausalLM": "MiMoV2MTPModel"}}
+                hf_config.update({{"architectures": [heads[arch]]}})
+            if hf_config.model_type in {{"qwen3_next", "qwen3_5", "qwen3_5_moe"}}:
+                is_moe = hf_config.model_type == "qwen3_5_moe"
+                hf_config.model_type = "qwen3_next_mtp"
+                overrides = {{"n_predict": 1}}
+                overrides["architectures"] = ["Qwen3_5MoeMTP" if is_moe else "Qwen3NextMTP"]
+                hf_config.update(overrides)
+            if initial_architecture == "MistralLarge3ForCausalLM":
+                hf_config.update({{"architectures": ["EagleMistralLarge3ForCausalLM"]}})
+            return hf_config
+
         def _verify_args(self):
             {gate}
             return self
@@ -283,7 +312,8 @@ def write_engine(folder: Path, kind: str) -> Path:
             "vllm/config/vllm.py": VLLM_CONFIG,
             "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py": V2_IDS,
             models + "qwen3_eagle3.py": DRAFTER.format(cls="Eagle3Qwen3ForCausalLM", more=MORE_QWEN),
-            models + "deepseek_eagle3.py": DRAFTER.format(cls="Eagle3DeepseekV2ForCausalLM", more=MORE_31.lstrip()),
+            models + "deepseek_eagle3.py": DRAFTER.format(cls="Eagle3DeepseekV2ForCausalLM", more=MORE_31.lstrip())
+            + MLA_MAPPING,
         }
     for name, text in files.items():
         path = folder / name

@@ -261,6 +261,36 @@ def mla_under_kimi_type(case: Case) -> None:
 
 
 @mutant
+def mla_under_deepseek_v3(case: Case) -> None:
+    """Taken for an MTP head (config/speculative.py: hf_config_override)."""
+    to_mla(case)
+    case.c["model_type"] = "deepseek_v3"
+
+
+@mutant
+def mla_without_query_rank(case: Case) -> None:
+    """q_proj in place of q_a_proj and q_b_proj: the drafter class's loader knows the fused projection only."""
+    to_mla(case)
+    case.c["q_lora_rank"] = None
+    for n in ("q_a_proj", "q_a_layernorm", "q_b_proj"):
+        del case.t[f"{P}self_attn.{n}.weight"]
+    case.t[f"{P}self_attn.q_proj.weight"] = bf16(
+        np.random.default_rng(12).standard_normal((tp.HEADS * 48, 2 * tp.HIDDEN)) * 0.01
+    )
+
+
+@mutant
+def llama_form_under_the_targets_type(case: Case) -> None:
+    """model_type copied from a target that has MTP heads of its own."""
+    case.c["model_type"] = "qwen3_next"
+
+
+@mutant
+def architecture_of_a_target_with_mtp(case: Case) -> None:
+    case.c["architectures"] = ["MiMoForCausalLM"]
+
+
+@mutant
 def multimodal_without_image_token(case: Case) -> None:
     case.pair.target_config = {
         "architectures": ["Llama4ForConditionalGeneration"],
@@ -288,7 +318,7 @@ def to_mla(case: Case) -> None:
     """The drafter in MLA form, sound, for a DeepSeek-like target of the same sizes."""
     rng = np.random.default_rng(11)
     sizes = {"kv_lora_rank": 64, "q_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
-    case.c.update(sizes, architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", num_key_value_heads=4)
+    case.c.update(sizes, architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v2", num_key_value_heads=4)
     case.c.update(first_k_dense_replace=1, moe_layer_freq=1, head_dim=16)
     for n in ("q_proj", "k_proj", "v_proj", "o_proj"):
         del case.t[f"{P}self_attn.{n}.weight"]

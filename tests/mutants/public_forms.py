@@ -147,7 +147,7 @@ KIMI_TEXT = target("DeepseekV3ForCausalLM", "kimi_k2", 7168, 61, 64, 64, 163840,
                    qk_rope_head_dim=64, v_head_dim=128)  # fmt: skip
 KIMI = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": KIMI_TEXT,
         "vision_config": {"hidden_size": 1152}, "media_placeholder_token_id": 163605}  # fmt: skip
-MLA = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": 1536,
+MLA = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": 1536,
        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 5e4,
        "rope_scaling": YARN_64, "max_position_embeddings": 262144}  # fmt: skip
 

@@ -15,6 +15,7 @@ from mutant_case import MUTANTS, Case, good_case
 from draftsmith.check.catalog import CATALOG
 from draftsmith.check.run import check_pair
 from draftsmith.check.types import Verdict
+from draftsmith.engine.reader import EngineFacts
 
 TABLE = json.loads((Path(__file__).parent / "table.json").read_text())
 NEEDS = {"config", "headers", "--deep", "contract", "captured rows", "launch options"}
@@ -24,7 +25,8 @@ ELSEWHERE = {"engine.faults", "engine.dry_run"}
 assert mutants_form
 
 
-def verdict_of(case: Case, root: Path) -> Verdict:
+def verdict_of(case: Case, root: Path, asked: EngineFacts | None = None) -> Verdict:
+    """asked: an engine that was read before, in place of the case's own kind."""
     target, drafter = case.write(root)
     rows = None
     if case.rows is not None:
@@ -52,7 +54,7 @@ def verdict_of(case: Case, root: Path) -> Verdict:
                 for i, ids in enumerate(case.rows)
             ],
         )
-    return check_pair(str(target), str(drafter), None, case.make_options(), rows, facts=facts(case.engine))
+    return check_pair(str(target), str(drafter), None, case.make_options(), rows, facts=asked or facts(case.engine))
 
 
 def trouble(verdict: Verdict) -> dict[str, str]:

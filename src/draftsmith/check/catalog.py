@@ -45,6 +45,10 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("form.architecture", "an architecture that the engine has not registered", "engine", "TorchSpec#61; vllm#30987"),
     ("form.mla_type", "an MLA drafter under a model_type that the engine does not take for MLA", "engine",
      "vllm#45764; vllm/transformers_utils/model_arch_config_convertor.py"),
+    ("form.override", "a model_type or architecture that the engine turns into an MTP head's before the method is looked "
+     "at (deepseek_v3, qwen3_next, …)", "engine", "vllm/config/speculative.py: hf_config_override"),
+    ("form.mla_query", "an MLA drafter without q_lora_rank on a class that cannot load one", "engine",
+     "vllm/model_executor/models/deepseek_eagle3.py: fused_qkv_a_proj"),
     ("form.inventory", "a missing tensor: it stays uninitialised and nothing says so", "headers",
      "speculators#1114; llama_eagle3.py load_weights returns None"),
     ("form.names", "a tensor name or prefix that the loader refuses", "headers", "vllm#54526; Automodel"),

@@ -22,6 +22,7 @@ from draftsmith.engine.reader.functions import find_function
 
 if TYPE_CHECKING:
     from draftsmith.engine.reader import EngineFacts
+    from draftsmith.engine.reader.override import Override
     from draftsmith.engine.reader.runner import Choice
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -175,6 +176,38 @@ class Release:
                 if ".model.model_type" in ast.unparse(node.left):
                     return frozenset(str(x) for x in names), [module.evidence(node)]
         return None
+
+    def override(self, d: Drafter, model_type: str | None = None) -> Override | None:
+        """What the engine turns the drafter's model_type (or another one) and architecture into, before it looks at
+        the method. None: nothing."""
+        from draftsmith.engine.reader.override import override_of
+
+        if not self.is_vllm or d.speculators:  # a speculators config has a model_type of its own there
+            return None
+        asked = {"model_type": model_type or d.model_type, "architectures": [d.declared or d.architecture]}
+        return override_of(self.facts, dict(d.config) | asked)
+
+    def mla_type(self, d: Drafter) -> str:
+        """A model_type for an MLA drafter that is taken for one and left alone."""
+        types = sorted(self.mla_types[0]) if self.mla_types else ["deepseek_v2"]
+        fitting = [t for t in types if t.startswith("deepseek") and self.override(d, t) is None]
+        return (fitting or ["deepseek_v2"])[0]
+
+    def fuses_query(self, architecture: str) -> Evidence | None:
+        """Where the drafter's class stacks kv_a_proj_with_mqa into fused_qkv_a_proj whatever q_lora_rank is: without
+        that rank the graph has no such module. None: it does not, or asks first."""
+        entry = self.facts.drafters.get(architecture)
+        cls = None if entry is None else self.facts.class_of(entry)
+        if cls is None:
+            return None
+        for node in ast.walk(cls.module.tree):
+            if isinstance(node, ast.If | ast.IfExp):
+                test = ast.unparse(node.test)
+                if "q_lora_rank" in test and "None" in test:
+                    return None
+        line = cls.module.line_of("kv_a_proj_with_mqa")
+        text = cls.module.evidence_at(line) if line else None
+        return text if text and "fused_qkv_a_proj" in text.text else None
 
     def supports_pipeline(self, t: Target) -> tuple[bool, list[Evidence]]:
         """Whether the target's decoder hands aux states from stage to stage."""

@@ -1,9 +1,10 @@
-"""What the engine would swallow: registered names, switches that a release does not read, MLA types."""
+"""What the engine would swallow: registered names, rewritten model types, switches that a release does not read, MLA."""
 
 from __future__ import annotations
 
 from draftsmith.check import values as v
 from draftsmith.check.look import Finding, Look, fail, finding, ok
+from draftsmith.engine.reader.drafters import looked_up
 from draftsmith.errors import nearest
 
 
@@ -42,6 +43,50 @@ def architecture(look: Look) -> Finding:
     )
 
 
+@finding("form.override")
+def override(look: Look) -> Finding:
+    """Rewritten to an MTP head before method eagle3 is looked at: the drafter's own class is never reached."""
+    d, release = look.drafter, look.release
+    made = release.override(d)
+    if made is None:
+        return ok(f"model_type {d.model_type!r} is left as it is")
+    name = looked_up(made.architecture or "", release.registered)
+    if name in release.registered:
+        return ok(f"model_type {d.model_type!r} becomes {made.model_type!r}; {name} is registered", made.where)
+    kind = release.mla_type(d) if d.form == "mla" else "qwen3" if d.form == "qwen3" else "llama"
+    cause = (
+        f"architecture {d.declared!r}"
+        if release.override(d, kind) is not None
+        else f"model_type {d.model_type!r} is the target's: it"
+    )
+    return fail(
+        f"{cause} is turned into {made.model_type!r} ({made.architecture}) before the method is looked at; "
+        f"{release.label} then looks for {name}, which is no registered drafter",
+        'write "architectures": ["LlamaForCausalLMEagle3"]'
+        if "architecture" in cause[:12]
+        else f'write "model_type": "{kind}"',
+        made.where,
+    )
+
+
+@finding("form.mla_query")
+def mla_query(look: Look) -> Finding:
+    d, release = look.drafter, look.release
+    if d.form != "mla" or not release.is_vllm:
+        return ok("no MLA drafter" if d.form != "mla" else f"{release.label} is not asked")
+    if d.config.get("q_lora_rank", 1) is not None:
+        return ok(f"q_lora_rank {d.size('q_lora_rank')}")
+    place = release.fuses_query(d.architecture)
+    if place is None:
+        return ok("q_lora_rank is null, and the class asks for that")
+    return fail(
+        f"q_lora_rank is null, but {d.architecture} loads kv_a_proj_with_mqa into fused_qkv_a_proj, which it builds only "
+        "with that rank: the loader finds no such module",
+        "train the MLA drafter with a q_lora_rank, or take the Llama form",
+        [place],
+    )
+
+
 @finding("form.mla_type")
 def mla_type(look: Look) -> Finding:
     d, release = look.drafter, look.release
@@ -56,7 +101,7 @@ def mla_type(look: Look) -> Finding:
     return fail(
         f"model_type {d.model_type!r} is not among those that {release.label} takes for an MLA drafter "
         f"({', '.join(sorted(types))}): its attention would be built with the wrong cache",
-        'write "model_type": "deepseek_v2"',
+        f'write "model_type": "{release.mla_type(d)}"',
         evidence,
     )
 

@@ -119,7 +119,8 @@ def nulls(look: Look, config: dict[str, Any]) -> list[Change]:
 
 
 def architecture(look: Look, config: dict[str, Any]) -> list[Change]:
-    """A registered name for the layout that the tensors prove; model_type deepseek_v3 for an MLA drafter."""
+    """A registered name for the layout that the tensors prove, and a model_type that the engine leaves alone and, for
+    an MLA drafter, takes for MLA."""
     d = look.drafter
     p = "layers.0.self_attn."
     if d.has(p + "kv_a_proj_with_mqa.weight"):
@@ -139,11 +140,23 @@ def architecture(look: Look, config: dict[str, Any]) -> list[Change]:
             changes.append(
                 Change("architectures", config.get("architectures"), [name], "the registered class of this layout")
             )
-    if fitting[0].startswith("Eagle3Deepseek") and d.model_type not in ("deepseek_v2", "deepseek_v3"):
-        changes.append(
-            Change("model_type", config.get("model_type"), "deepseek_v3", "else it is not taken for MLA")  # vllm#45764
-        )
+    changes += _model_type(look, config, fitting[0])
     return changes
+
+
+def _model_type(look: Look, config: dict[str, Any], name: str) -> list[Change]:
+    d, release = look.drafter, look.release if look.engine_known else None
+    old = config.get("model_type")
+    if name.startswith("Eagle3Deepseek"):
+        wanted = release.mla_type(d) if release else "deepseek_v2"
+        taken = release.mla_types if release else None
+        if d.model_type not in (taken[0] if taken else (wanted,)):
+            return [Change("model_type", old, wanted, "else it is not taken for MLA")]  # vllm#45764
+    else:
+        wanted = "qwen3" if name == "Eagle3Qwen3ForCausalLM" else "llama"
+    if release and release.override(d) is not None and release.override(d, wanted) is None:
+        return [Change("model_type", old, wanted, "else the engine turns it into an MTP head's")]
+    return []
 
 
 def sizes(look: Look, config: dict[str, Any]) -> list[Change]:
