@@ -17,6 +17,7 @@ from draftsmith.check.types import CheckRow, Context, Evidence, Status, check
 if TYPE_CHECKING:
     from draftsmith.engine.reader import EngineFacts
     from draftsmith.engine.reader.modellist import ModelList
+    from draftsmith.engine.reader.registry import Entry
     from draftsmith.engine.reader.resolve import Resolved
 
 LIST, INTERFACE = "gate.list", "gate.interface"
@@ -92,6 +93,9 @@ def _listed(ctx: Context, facts: EngineFacts, allowed: ModelList, tested: str, k
             f"{_called(facts)} allows EAGLE-3 for model types that contain one of {words}; {kinds}: {word!r} matches"
         )
         return _row(LIST, "pass", found, evidence)
+    if ctx.options.plugin and (why := _plugin_widens(ctx, facts)):
+        text = f"{_called(facts)} lists {words}, which {tested!r} does not contain; draftsmith's plugin adds it: {why}"
+        return _row(LIST, "pass", text, evidence)
     found = (
         f"{_called(facts)} allows EAGLE-3 only for model types that contain one of {words}; it tests the {which} "
         f"model_type, which is {tested!r} ({kinds}). It would stop with: {allowed.message(tested, method)}"
@@ -138,6 +142,10 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
         )
     if support.supports:
         return _inside(ctx, facts, resolved, f"{who}: {support.reason}", evidence)
+    given = _plugin_gives(ctx, facts, resolved.entry)
+    if given is not None and ctx.options.plugin:
+        text = f"{who}: {support.reason}; draftsmith's plugin gives it, recording the layers made at {given.file}:{given.line}"
+        return _row(INTERFACE, "pass", text, [*evidence, given])
     raised = facts.interface.raises
     says = "Model does not support EAGLE3 interface" if raised else "an AttributeError"
     found = (
@@ -145,7 +153,39 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
         "target's weights"
     )
     where = [e for e in (facts.interface.where,) if e is not None]
-    return _row(INTERFACE, "fail", found, [*evidence, *raised, *where], _way_out(ctx))
+    fix = _way_out(ctx) + (f"; {WITH_PLUGIN}" if given is not None else "")
+    return _row(INTERFACE, "fail", found, [*evidence, *raised, *where], fix)
+
+
+WITH_PLUGIN = "draftsmith serve, bench and run give this class the interface by their runtime plugin (check --plugin)"
+
+
+def _plugin_gives(ctx: Context, facts: EngineFacts, entry: Entry) -> Evidence | None:
+    """Where the layers lie that the runtime plugin would record; None where it would not."""
+    from draftsmith.engine.inject import plugin_problem
+    from draftsmith.engine.reader.shim import shim_place
+
+    assert ctx.target_config is not None
+    site = facts.source.path("")
+    if ctx.options.pipeline_parallel > 1 or (site is not None and plugin_problem(site, ["interface"])):
+        return None
+    return shim_place(facts, entry, ctx.target_config)
+
+
+def _plugin_widens(ctx: Context, facts: EngineFacts) -> str:
+    """Why the runtime plugin will add this target to the list; "" where it will not."""
+    from draftsmith.engine.remedy import plugin_can
+
+    assert ctx.target_config is not None
+    if facts.registry is None or plugin_can(ctx, ctx.options.env) is not None:
+        return ""
+    resolved = facts.resolve(ctx.target_config, ctx.options.model_impl)
+    if resolved.entry is None:
+        return ""
+    if facts.support(resolved.entry).supports:
+        return f"{resolved.architecture} has the interface"
+    given = _plugin_gives(ctx, facts, resolved.entry)
+    return f"{resolved.architecture} gets the interface too" if given is not None else ""
 
 
 def _inside(ctx: Context, facts: EngineFacts, resolved: Resolved, found: str, evidence: list[Evidence]) -> CheckRow:

@@ -109,7 +109,8 @@ class Options:
 
     method: `method` of the speculative config, None = let the engine guess it from the drafter's path.
     gpu_memory: bytes of one accelerator. platform: "cuda", "rocm" or "cpu". model_impl: "auto", "vllm", "transformers".
-    env: environment variables of the launch that engines look at (VLLM_USE_V2_MODEL_RUNNER …).
+    env: environment variables of the launch that engines look at (VLLM_USE_V2_MODEL_RUNNER …). plugin: the launch loads
+    draftsmith's runtime plugin, as serve, bench and run do; False asks for the engine as it is.
     """
 
     max_model_len: int | None = None
@@ -123,6 +124,7 @@ class Options:
     model_impl: str = "auto"
     deep: bool = False
     env: dict[str, str] = field(default_factory=dict)
+    plugin: bool = False
 
 
 class Context:

@@ -1,10 +1,12 @@
-"""draftsmith's runtime plugin for vLLM: mends known engine faults and widens the EAGLE-3 model-type list.
+"""draftsmith's runtime plugin for vLLM: mends known engine faults, widens the EAGLE-3 model-type list, gives target
+classes the EAGLE-3 interface, and hands out hidden states.
 
 vLLM calls `register` once in every process (front end, engine core, workers; vllm/plugins/__init__.py). Nothing is
 changed on a release outside `KNOWN`, nor where the installed source does not prove the fault. Loading imports no
 torch; what needs it runs when the engine has imported it anyway.
 
-DRAFTSMITH_VLLM_FEATURES  what to do, of "mends", "gate" (comma separated; unset: both; empty: nothing)
+DRAFTSMITH_VLLM_FEATURES  what to do, of "mends", "gate", "states", "interface" (comma separated; unset: all; empty:
+                          nothing)
 DRAFTSMITH_VLLM_TARGETS   text model types that the list shall take even where the class lacks the interface
 """
 
@@ -61,8 +63,19 @@ def _states(version: str) -> None:
     install()
 
 
-FEATURES: dict[str, Callable[[str], None]] = {"mends": _mends, "gate": _gate, "states": _states}
-"""What the plugin can do, in this order. Giving a class the EAGLE-3 interface belongs here as well."""
+def _interface(version: str) -> None:
+    from .shim import install
+
+    install()
+
+
+FEATURES: dict[str, Callable[[str], None]] = {
+    "mends": _mends,
+    "gate": _gate,
+    "states": _states,
+    "interface": _interface,  # after "states", whose setup it goes before
+}
+"""What the plugin can do, in this order."""
 
 
 def wanted() -> list[str]:

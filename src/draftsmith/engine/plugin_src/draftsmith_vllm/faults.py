@@ -7,9 +7,11 @@ A fault is never assumed from a version: `find` reads the installed file and say
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 DEEPSEEK = (
     "DeepseekV2ForCausalLM",
@@ -28,7 +30,8 @@ class Fault:
     `vllm/`. scope: dotted name of the function or class whose source is read ("" = the file). holds: texts that must
     all be there, in the normal form of `ast.unparse`; the first one is the evidence. lacks: texts that must all be
     absent. mend: name of the plugin's mend, or None. advice: what to do until it is mended. architectures: targets
-    that it concerns, () = all. only_aux_at_end: it concerns drafters whose aux ids hold the target's layer count."""
+    that it concerns, () = all. only: a further condition of target and drafter, by name ("" = none): aux_at_end (the aux
+    ids hold the target's layer count), plain_latent_rope (latent attention with the default rope)."""
 
     id: str
     platform: str
@@ -41,7 +44,7 @@ class Fault:
     mend: str | None
     advice: str
     architectures: tuple[str, ...] = ()
-    only_aux_at_end: bool = False
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,34 @@ FAULTS: tuple[Fault, ...] = (
         mend=None,
         advice="use aux layers below the layer count, or vLLM 0.25 or later",  # vllm#46788
         architectures=DEEPSEEK,
-        only_aux_at_end=True,
+        only="aux_at_end",
+    ),
+    Fault(
+        id="cpu-seed-in-parts",
+        platform="cpu",
+        seen="0.11.0 to 0.31.0 read, 0.32.0 run",
+        symptom="a request with a seed whose prompt is prefilled in parts kills the worker: its generator is wound back "
+        "by set_offset, which a generator of the CPU refuses",
+        file="vllm/v1/worker/gpu_model_runner.py",
+        scope="GPUModelRunner._bookkeeping_sync",
+        holds=("gen.set_offset(gen.get_offset() - 4)",),
+        lacks=("device.type",),
+        mend="rewind_seed",
+        advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or send no seed with long prompts",
+    ),
+    Fault(
+        id="cpu-latent-rope",
+        platform="cpu",
+        seen="0.14.0 to 0.31.0 read, 0.32.0 run",
+        symptom="latent attention (DeepSeek, Kimi) with the default rope is rotated wrongly: the CPU kernel takes a query "
+        "[tokens, heads, size] for one of a single head, so target and drafter compute something else than on a GPU",
+        file="vllm/model_executor/layers/rotary_embedding/base.py",
+        scope="RotaryEmbedding.forward_cpu",
+        holds=("ops.rotary_embedding(positions, query, key, self.head_size", "from vllm import _custom_ops as ops"),
+        lacks=("forward_native", "query.dim()", "query.ndim", "query.view", "query.reshape"),
+        mend="latent_rope",
+        advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or measure on a GPU",
+        only="plain_latent_rope",
     ),
 )
 
@@ -149,13 +179,41 @@ def _line_of(node: ast.AST, text: str) -> int:
     return best
 
 
-def find_in(fault: Fault, source: str) -> Found | None:
-    """The fault in the text of its file, or None where the text does not prove it (or cannot be parsed)."""
+def _cut(source: str, dotted: str) -> ast.AST | None:
+    """The scope, parsed without the rest of its file (a runner has 7,000 lines); None where it cannot be cut out."""
+    start, end, indent = 0, len(source), -1
+    for name in filter(None, dotted.split(".")):
+        head = re.compile(rf"^([ \t]*)(?:async def|def|class) {re.escape(name)}\b", re.MULTILINE).search(source, start, end)
+        if head is None or len(head.group(1)) <= indent:
+            return None
+        start, indent = head.start(), len(head.group(1))
+        # The scope ends before the next line that is indented no deeper; a signature's closing bracket may stand there.
+        tail = re.compile(rf"^[ \t]{{0,{indent}}}[^ \t\n#)\]]", re.MULTILINE).search(source, head.end(), end)
+        end = tail.start() if tail else end
+    if indent < 0:
+        return None
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(dedent(source[start:end]))
     except (SyntaxError, ValueError):
         return None
-    node = _scope(tree, fault.scope)
+    ast.increment_lineno(tree, source.count("\n", 0, start))
+    return tree.body[0] if len(tree.body) == 1 else None
+
+
+def scope_in(source: str, dotted: str) -> ast.AST | None:
+    """The function or class of this dotted name ("" = the file), or None where it is not there or cannot be parsed."""
+    node = _cut(source, dotted)
+    if node is not None:
+        return node
+    try:
+        return _scope(ast.parse(source), dotted)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def find_in(fault: Fault, source: str) -> Found | None:
+    """The fault in the text of its file, or None where the text does not prove it (or cannot be parsed)."""
+    node = scope_in(source, fault.scope)
     if node is None:
         return None
     code = _code(node)

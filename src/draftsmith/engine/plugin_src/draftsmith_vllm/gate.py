@@ -3,7 +3,8 @@
 `SpeculativeConfig._verify_args` holds the list as a constant of its code (vllm/config/speculative.py). Replacing the
 attribute would do nothing, since pydantic has compiled the function object into its validator; so the object stays and
 its code is exchanged. The list is widened at the moment of validation, by the one type that is asked for, and only
-where that target's class has the interface in this release: else the engine would load all weights and refuse then.
+where that target's class has the interface in this release, or the shim (shim.py) is on and will give it: else the
+engine would load all weights and refuse then.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import os
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from . import NAME, TARGETS_VARIABLE, logger
+from . import NAME, TARGETS_VARIABLE, logger, wanted
 from .hooks import after_import
-from .interface import has_interface
+from .interface import has_interface, has_layers
 
 MODULE = "vllm.config.speculative"
 CLASS, FUNCTION = "SpeculativeConfig", "_verify_args"
@@ -75,6 +76,9 @@ def types_to_add(config: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
         logger.info(
             "%s: model type %r added to the EAGLE-3 list: %s has the interface (%s)", NAME, model_type, name, module
         )
+        return (model_type,)
+    if "interface" in wanted() and has_layers(module, name):
+        logger.info("%s: model type %r added to the EAGLE-3 list: %s gets the interface here", NAME, model_type, name)
         return (model_type,)
     logger.warning(
         "%s: %s (%s) has no EAGLE-3 interface in this release; the list stays, since the engine would refuse after "

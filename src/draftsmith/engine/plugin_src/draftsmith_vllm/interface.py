@@ -14,6 +14,9 @@ from pathlib import Path
 
 INTERFACE = "SupportsEagle3"
 """vllm/model_executor/models/interfaces.py"""
+MAKERS = ("make_layers", "init_vllm_registered_model")
+"""What a class's file calls where its decoder layers are made by the engine's own means, here or in the language model
+inside (vllm/model_executor/models/utils.py)."""
 
 
 @lru_cache(maxsize=256)
@@ -106,3 +109,27 @@ def _search(module: str, name: str, seen: set[tuple[str, str]]) -> bool | None:
     if name in imports:
         return _search(*imports[name], seen)
     return None
+
+
+def has_layers(module: str, name: str) -> bool:
+    """Does the source of a class, or of one of its bases, make its decoder layers so that the shim can find them? What
+    it then finds is proved on the loaded model."""
+    return _layers(module, name, set())
+
+
+def _layers(module: str, name: str, seen: set[tuple[str, str]]) -> bool:
+    if (module, name) in seen or not module.startswith("vllm"):
+        return False
+    seen.add((module, name))
+    file = _file(module)
+    tree = _tree(file) if file else None
+    if file is None or tree is None:
+        return False
+    imports = _imports(tree, module, Path(file).name == "__init__.py")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            if any(isinstance(n, ast.Call) and _name(n.func) in MAKERS for n in ast.walk(tree)):
+                return True
+            bases = [b for b in map(_name, node.bases) if b in imports]
+            return any(_layers(*imports[b], seen) for b in bases if b)
+    return name in imports and _layers(*imports[name], seen)
