@@ -121,8 +121,9 @@ def before_training(target: str | Path, engine: str | None = None, options: Opti
 
 
 def require_servable(target: str | Path, engine: str | None = None, options: Options | None = None) -> Verdict:
-    """The verdict; UserError (exit code NO) naming every reason where it is no. "unknown" passes."""
-    verdict = before_training(target, engine, options)
+    """The verdict for the engine as draftsmith launches it, with its plugin; UserError (exit code NO) naming every reason
+    where it is no. "unknown" passes."""
+    verdict = before_training(target, engine, options or Options(plugin=True))
     if verdict.verdict == "no":
         bad = [r for r in verdict.checks if r.status == "fail"]
         raise UserError(

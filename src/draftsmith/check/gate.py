@@ -162,12 +162,14 @@ WITH_PLUGIN = "draftsmith serve, bench and run give this class the interface by 
 
 def _plugin_gives(ctx: Context, facts: EngineFacts, entry: Entry) -> Evidence | None:
     """Where the layers lie that the runtime plugin would record; None where it would not."""
-    from draftsmith.engine.inject import plugin_problem
+    from draftsmith.engine.inject import PLUGINS_VARIABLE, plugin_problem
     from draftsmith.engine.reader.shim import shim_place
 
     assert ctx.target_config is not None
     site = facts.source.path("")
-    if ctx.options.pipeline_parallel > 1 or (site is not None and plugin_problem(site, ["interface"])):
+    if ctx.options.pipeline_parallel > 1 or ctx.options.env.get(PLUGINS_VARIABLE) == "":
+        return None
+    if site is not None and plugin_problem(site, ["interface"]):
         return None
     return shim_place(facts, entry, ctx.target_config)
 

@@ -51,6 +51,7 @@ def _work(run: Run, folder: Path) -> dict[str, Any]:
         dtype=recipe.engine.dtype,
         deep=True,
         env=recipe.engine.env,
+        plugin=True,
     )
     rows = run.stage_dir("capture")
     verdict = check_pair(

@@ -26,6 +26,9 @@ def check(
     method: str | None = typer.Option(None, help="method of the speculative config; none = by the drafter's path"),
     platform: str | None = typer.Option(None, help="cuda, rocm or cpu; none = the installation's"),
     model_impl: str = typer.Option("auto", help="the engine's --model-impl: auto, vllm or transformers"),
+    plugin: bool = typer.Option(
+        False, "--plugin", help="ask for the engine with draftsmith's runtime plugin, as serve, bench and run launch it"
+    ),
     gpu_memory: float | None = typer.Option(None, help="memory of one device, GiB, for the forecast"),
     rows: Path | None = typer.Option(None, help="captured rows, to measure the draft vocabulary's coverage"),
     deep: bool = typer.Option(False, "--deep", help="also read blocks of the weights (NaN, untrained norms)"),
@@ -64,6 +67,7 @@ def check(
         gpu_memory=int(gpu_memory * 2**30) if gpu_memory else None,
         deep=deep,
         env=_engine_env(),
+        plugin=plugin,
     )
     if before_training:
         from draftsmith.check.before import before_training as ask

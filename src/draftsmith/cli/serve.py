@@ -166,6 +166,7 @@ class Wanted:
             num_speculative_tokens=self.num_speculative_tokens,
             method="eagle3",
             dtype=self.settings.get("dtype", "bfloat16"),
+            plugin=True,
         )
         verdict = check_pair(str(self.target), str(self.drafter), str(engine.site), options, None)
         bad = [r for r in verdict.checks if r.status == "fail"]

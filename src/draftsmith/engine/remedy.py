@@ -143,6 +143,15 @@ def climb(ctx: Context, only: Rung | None = None) -> Plan:
         rows, _ = _judge(ctx, options)
         bad = _bad(rows, with_warnings=True)
         steps.append(Step("flags", '"method": "eagle3" in the speculative config', as_given["form.method"].found))
+    if "gate.interface" in bad and only in (None, "plugin") and not options.plugin:
+        # Before --model-impl transformers: it keeps the engine's own class and kernels (benchmarks/shim.py).
+        other = replace(options, plugin=True)
+        tried = _bad(_judge(ctx, other)[0], with_warnings=True)
+        if not set(tried) & GATE and not set(tried) - set(bad):
+            title = "the runtime plugin, which gives the target's class the EAGLE-3 interface in the engine's processes"
+            why = "; ".join(bad[i].found for i in sorted(GATE & set(bad)))
+            steps.append(Step("plugin", title, why, {"features": ["gate", "interface", "mends"]}))
+            options, bad = other, tried
     if "gate.interface" in bad and only is None and options.model_impl == "auto":
         other = replace(options, model_impl="transformers")
         tried = _bad(_judge(ctx, other)[0], with_warnings=True)
