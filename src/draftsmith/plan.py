@@ -17,7 +17,8 @@ from typing import Any
 from draftsmith.errors import UserError, nearest
 from draftsmith.extract.sizes import CODECS, IDS, aux_bytes, teacher_bytes
 from draftsmith.planning.rates import Machine, Rate, choose, measured, this_machine
-from draftsmith.planning.sizes import DrafterShape, flops_per_token, target_params, train_memory
+from draftsmith.planning.sizes import DrafterShape, flops_per_token, target_params
+from draftsmith.planning.train_memory import train_memory
 from draftsmith.recipe import Recipe
 
 STAGES = ("capture", "extract", "train")
@@ -50,6 +51,8 @@ class Figures:
     batch_tokens: int = 2048
     optimizer: str = "adamw"
     dtype: str | None = None
+    recompute: bool = False
+    form: str = "llama"
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -120,6 +123,8 @@ def with_recipe(f: Figures, recipe: Recipe) -> Figures:
     put("batch_tokens", recipe.train.batch_tokens, "the recipe")
     put("optimizer", recipe.train.optimizer, "the recipe")
     put("dtype", recipe.train.dtype, "the recipe")
+    put("recompute", recipe.train.recompute, "the recipe")
+    put("form", recipe.drafter.form, "the recipe")
     put("drafter_hidden_size", recipe.drafter.hidden_size, "the recipe")
     for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         put(name, getattr(recipe.drafter, name), "the recipe")
@@ -166,7 +171,17 @@ def _shape(f: Figures) -> DrafterShape | None:
         kv_heads=f.num_key_value_heads or heads,
         head_dim=f.head_dim or H // heads,
         intermediate=f.intermediate_size or 0,
+        mla=_mla(f),
     )
+
+
+def _mla(f: Figures) -> tuple[int, int, int, int, int] | None:
+    """The target's latent sizes, where the drafter is of that form and the target's config is known."""
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    if f.form != "mla" or not f.text.get("kv_lora_rank"):
+        return None
+    q_rank, rank, nope, rope, v = (int(f.text.get(k) or 0) for k in names)
+    return q_rank, rank, nope, rope, v
 
 
 def _stage(name: str, tokens: float, rate: Rate | None, **more: Any) -> dict[str, Any]:
@@ -269,7 +284,16 @@ def _train(
 ) -> dict[str, Any]:
     dtype = f.dtype or ("bfloat16" if machine.is_gpu else "float32")
     work = flops_per_token(shape, f.ttt_steps, full_teacher=f.codec != "fp8-topk")
-    memory = train_memory(shape, f.batch_tokens, f.ttt_steps, f.optimizer, dtype)
+    memory = train_memory(
+        shape,
+        f.batch_tokens,
+        f.ttt_steps,
+        f.optimizer,
+        dtype,
+        supervised=f.supervised,
+        recompute=f.recompute,
+        gpu=machine.is_gpu,
+    )
     rate = choose(f.train_rate, done or {}, "train", work, machine)
     fits = None if machine.memory is None else memory["total"] <= machine.memory
     more = {

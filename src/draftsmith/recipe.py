@@ -164,6 +164,16 @@ class TrainSection(_Section):
     held_out_rows: float = Field(0.04, gt=0, lt=1, description="share of captured rows kept for validation")
     eval_every: int = Field(200, gt=0, description="steps between validations (and checkpoints)")
     patience: int = Field(0, ge=0, description="stop after so many validations without a better acceptance; 0 = never")
+    recompute: bool = Field(
+        False, description="compute each draft step again in the backward pass: memory flat in K, a third more time"
+    )
+    stream: Literal["off", "memory", "disk", "ray"] = Field(
+        "off",
+        description="read states from running engines, nothing stored: through a buffer in memory, a ring of files, or "
+        "from engines that Ray places on several machines",
+    )
+    stream_buffer_gb: float = Field(2.0, gt=0, description="most bytes (GB) of states that wait for the trainer")
+    stream_engines: int = Field(1, gt=0, description="engines that make states for a stream (per rank)")
     select: Literal["offline", "engine"] = Field(
         "offline", description="what measures the acceptance by which the best checkpoint is chosen"
     )

@@ -36,6 +36,7 @@ def plan(
     batch_tokens: int | None = typer.Option(None, help="packed tokens per device and step"),
     optimizer: str | None = typer.Option(None, help="adamw or adamw-lean"),
     dtype: str | None = typer.Option(None, help="bfloat16 or float32"),
+    recompute: bool | None = typer.Option(None, help="compute draft steps again in the backward pass"),
     intermediate_size: int | None = typer.Option(None, help="the drafter's MLP width"),
     num_attention_heads: int | None = typer.Option(None, help="the drafter's heads"),
     num_key_value_heads: int | None = typer.Option(None, help="the drafter's key/value heads"),
@@ -84,7 +85,7 @@ def _validate(options: dict[str, Any]) -> None:
             close = nearest(str(value), known[name])
             hint = f"did you mean {close[0]!r}?" if close else ""
             raise UserError(f"--{flag} is {value!r}", hint, f"known: {', '.join(known[name])}")
-        if isinstance(value, int | float) and value <= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
             raise UserError(f"--{flag} is {value}", "a count or rate is above zero", f"give --{flag} as it is")
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 import yaml
 
 from draftsmith.cli.common import print_json
 from draftsmith.errors import UserError
+
+if TYPE_CHECKING:
+    from draftsmith.stage import Run
 
 HELP = {
     "vocab": "Choose the draft vocabulary from the captured answers.",
@@ -34,14 +37,20 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     return out
 
 
-def run_one(name: str, recipe_path: Path, overrides: list[str], force: bool, as_json: bool) -> None:
-    """Run one stage from the command line and print its result."""
+def run_one(
+    name: str, recipe_path: Path, overrides: list[str], force: bool, as_json: bool, stream: bool = False
+) -> None:
+    """Run one stage from the command line and print its result. stream: train from running engines."""
     from draftsmith.pipeline import open_run, run_stage
     from draftsmith.recipe import load_recipe
     from draftsmith.ui import ConsoleUi
 
     ui = ConsoleUi()
-    run = open_run(load_recipe(recipe_path, parse_overrides(overrides)), ui)
+    settings = parse_overrides(overrides)
+    recipe = load_recipe(recipe_path, settings)
+    run = open_run(recipe, ui)
+    if stream:
+        run = _streaming(recipe_path, settings, run)
     record = run_stage(run, name, force)
     if as_json:
         print_json(record)
@@ -53,9 +62,42 @@ def run_one(name: str, recipe_path: Path, overrides: list[str], force: bool, as_
                 ui.note(f"  {key}: {value}")
 
 
+def _streaming(recipe_path: Path, settings: dict[str, Any], run: Run) -> Run:
+    """The run with `train.stream` on. Where extract has not run, its checks are made now and nothing is stored; a store
+    that is there stays."""
+    from draftsmith.pipeline import open_run, run_stage
+    from draftsmith.recipe import load_recipe
+    from draftsmith.record import read_record
+
+    if run.recipe.train.stream == "off":
+        settings = settings | {"train.stream": "memory"}
+    done = (read_record(run.stage_dir("extract")) or {}).get("status") == "done"
+    if not done:
+        settings = settings | {"extract.keep": "never"}
+    run = open_run(load_recipe(recipe_path, settings), run.ui)
+    if not done:
+        run_stage(run, "extract")
+    return run
+
+
 def register(app: typer.Typer) -> None:
     for name, text in HELP.items():
-        _add(app, name, text)
+        if name != "train":
+            _add(app, name, text)
+
+    @app.command("train", help=HELP["train"])
+    def train(
+        recipe: Path = typer.Argument(help="YAML recipe (recipes/demo.yaml is an example)"),
+        overrides: list[str] = typer.Option(
+            [], "--set", help="section.key=value laid over the recipe; may be repeated"
+        ),
+        stream: bool = typer.Option(
+            False, "--stream", help="read the states from running engines, through a bounded buffer; nothing is stored"
+        ),
+        force: bool = typer.Option(False, help="re-make it even if it is done"),
+        as_json: bool = typer.Option(False, "--json", help="print the record as JSON"),
+    ) -> None:
+        run_one("train", recipe, overrides, force, as_json, stream)
 
 
 def _add(app: typer.Typer, name: str, text: str) -> None:

@@ -86,15 +86,15 @@ class TransformersBackend:
 
 
 @contextmanager
-def open_backend(run: Run, contract: Contract, draft_ids: Tensor | None) -> Iterator[Backend]:
-    """The recipe's backend, closed at the end."""
+def open_backend(run: Run, contract: Contract, draft_ids: Tensor | None, name: str = "engine") -> Iterator[Backend]:
+    """The recipe's backend, closed at the end. name: of the engine's log."""
     if run.recipe.extract.backend == "transformers":
         yield TransformersBackend(run, contract, draft_ids)
         return
     from draftsmith.extract import vllm_backend
 
     with ExitStack() as stack:
-        yield vllm_backend.start(run, contract, draft_ids, stack)
+        yield vllm_backend.start(run, contract, draft_ids, stack, name)
 
 
 class LiveStates:

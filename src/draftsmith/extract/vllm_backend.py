@@ -100,8 +100,9 @@ class VllmBackend:
         return self._collect(batch, [self._pool.submit(self._ask, i) for i in batch], full=True)
 
 
-def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any) -> VllmBackend:
-    """Start the recipe's engine with the plugin; wire, server and backend are closed with `stack` (an ExitStack)."""
+def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any, name: str = "engine") -> VllmBackend:
+    """Start the recipe's engine with the plugin; wire, server and backend are closed with `stack` (an ExitStack).
+    name: of its log in the extract stage's folder."""
     from draftsmith.engine.find import find_engine
     from draftsmith.engine.server import Server, serve_section
     from draftsmith.target.resolve import resolve_target
@@ -114,7 +115,7 @@ def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any) ->
     given["args"] = [*given["args"], *wire.arguments()]
     given["env"] = {**given["env"], **wire.environment()}
     server = stack.enter_context(
-        Server(find_engine(run.recipe.engine.path), target, log=folder / "engine.log", ui=run.ui, **given)
+        Server(find_engine(run.recipe.engine.path), target, log=folder / f"{name}.log", ui=run.ui, **given)
     )
     backend = VllmBackend(server, wire, target, contract.target.hidden_size, draft_ids, section.topk)
     stack.callback(backend.close)

@@ -114,30 +114,3 @@ def flops_per_token(shape: DrafterShape, steps: int, full_teacher: bool = True) 
     fc needs no gradient of its input; the teacher is one product with the draft rows of the target's head."""
     teacher = 2 * shape.draft_vocab * shape.target_hidden if full_teacher else 0
     return 4 * shape.fc + steps * 6 * (shape.layer + shape.head) + teacher
-
-
-def train_memory(shape: DrafterShape, tokens: int, steps: int, optimizer: str, dtype: str) -> dict[str, int]:
-    """Peak bytes of training by part. tokens: packed tokens of one forward on one device; steps: K.
-
-    weights: parameters, gradients, optimizer. frozen: the target's embedding and the draft rows of its head.
-    batch: aux streams and final states. teacher: probabilities on the draft vocab, float32. activations: what the
-    backward pass needs of K steps: per token the layer's inputs (2H), queries, keys, values, attention output, three
-    widths of the MLP, about six residual-sized tensors; logits and their gradient are alive for one step only."""
-    w = WIDTH[dtype]
-    H, G, n, d = shape.hidden, shape.target_hidden, shape.heads, shape.head_dim
-    if shape.mla:
-        _, _, nope, rope, v = shape.mla
-        attention = n * (2 * (nope + rope) + 2 * v)
-    else:
-        attention = d * (2 * n + 2 * shape.kv_heads)
-    per_step = (2 * H + attention + 3 * shape.intermediate + 6 * H) * w
-    frozen = (shape.vocab * H if H == G else 0) + shape.draft_vocab * G
-    parts = {
-        "weights": shape.trained * OPTIMIZER_BYTES[optimizer, dtype],
-        "frozen": frozen * w,
-        "batch": tokens * (shape.aux_layers + 1) * G * w,
-        "teacher": tokens * shape.draft_vocab * 4,
-        "logits": tokens * shape.draft_vocab * (4 + 4),
-        "activations": tokens * steps * per_step,
-    }
-    return parts | {"total": sum(parts.values())}

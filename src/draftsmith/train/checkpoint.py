@@ -2,7 +2,7 @@
 
 The resume state is one safetensors file with its JSON in the file's own header, replaced by rename: a kill at any
 moment leaves the old state or the new one. No pickle. Several ranks write theirs by torch.distributed.checkpoint (whose
-index is a pickle: it is read from the run's own folder alone), and any number of ranks reads either.
+index is a pickle, read by dcp_reader.py), and any number of ranks reads either.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def load_state(folder: Path, core: Core, ranks: Ranks) -> dict[str, Any] | None:
     if sharded is not None and (single is None or packs > single[1]["packs"]):
         import torch.distributed.checkpoint as dcp
 
-        dcp.load(state, checkpoint_id=sharded, no_dist=ranks.count == 1)
+        from draftsmith.train.dcp_reader import CarefulReader
+
+        dcp.load(state, storage_reader=CarefulReader(sharded), no_dist=ranks.count == 1)
         facts: dict[str, Any] = read_json(sharded / FACTS)
     elif single is None:
         return None

@@ -177,13 +177,13 @@ class HandCore:
 def build(model: Drafter, head: TargetHead | None, section: TrainSection, *, hand: bool = True) -> Core:
     """The core for a model that is on its device, in its type, with its weights and embedding.
 
-    The hand-written step serves the Llama form; the MLA form (and `hand=False`) runs the reference. Where a process
+    The hand-written step serves the Llama form; the MLA form, train.recompute and `hand=False` run the reference. Where a process
     group is up, its ranks train together."""
     from draftsmith.train.parallel import Ranks, ShardedCore
 
     ranks = Ranks.current()
-    if hand and model.config.form == "llama":
+    if hand and model.config.form == "llama" and not section.recompute:
         return HandCore(model, head, section, None if ranks.count == 1 else torch.distributed.group.WORLD)
     if ranks.count > 1:
-        return ShardedCore(model, head, section)
-    return ReferenceCore(model, head, section)
+        return ShardedCore(model, head, section, section.recompute)
+    return ReferenceCore(model, head, section, section.recompute)

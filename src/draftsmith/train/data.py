@@ -76,6 +76,17 @@ def split_rows(index: Sequence[Any], share: float, group: Callable[[str], str] |
     return Split([e for e in index if group(e.row_id) not in chosen], held)
 
 
+def first_tokens(rows: Sequence[Any], most: int) -> list[Any]:
+    """The rows up to and with the one that brings their tokens to `most`."""
+    out, total = [], 0
+    for e in rows:
+        if total >= most:
+            break
+        out.append(e)
+        total += e.tokens
+    return out
+
+
 def require_answers(rows: Sequence[Any]) -> None:
     """UserError where the answer mask would be all zeros or all ones: a drafter trained so is worthless."""
     answers = sum(max(e.tokens - max(e.boundary, 0), 0) for e in rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +15,16 @@ from draftsmith.stage import Run, Stage
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from draftsmith.drafter.config import DrafterConfig
     from draftsmith.drafter.model import Drafter
     from draftsmith.train.objective import TargetHead
+
+
+RMS = "rms.safetensors"
+STREAM_RMS_TOKENS = 50_000
+"""Tokens that a stream's channel scaling is taken from: they are made for it alone."""
 
 
 def _inputs(run: Run) -> dict[str, str]:
@@ -97,30 +106,66 @@ def start_model(run: Run, contract: Contract, target: Path, vocab: Any) -> tuple
     return model, head
 
 
+def open_source(run: Run, folder: Path) -> AbstractContextManager[Any]:
+    """Stored or live states, or a stream."""
+    if run.recipe.train.stream == "off":
+        from draftsmith.extract.source import open_states
+
+        return nullcontext(open_states(run))
+    from draftsmith.extract.streamed import open_stream
+
+    run.output_hash("extract")
+    return open_stream(run, folder)
+
+
+def stream_rms(run: Run, folder: Path, source: Any, rows: Sequence[Any]) -> Tensor:
+    """data.channel_rms of a stream: made once and kept, so that a resume scales as before to the last bit."""
+    from safetensors.torch import load_file, save_file
+
+    from draftsmith.train.data import channel_rms
+    from draftsmith.train.parallel import Ranks
+
+    path = folder / RMS
+    if not path.is_file() and Ranks.current().first:
+        rms = channel_rms(source, rows, STREAM_RMS_TOKENS)
+        save_file({"rms": rms}, str(path.with_suffix(".part")))
+        path.with_suffix(".part").replace(path)
+    Ranks.current().wait()
+    return load_file(str(path))["rms"]
+
+
 def train_on(run: Run, folder: Path) -> dict[str, Any]:
     """The stage's work; with a process group up, the part of one rank (rank 0 writes)."""
+    with open_source(run, folder) as source:
+        return _train_from(run, folder, source)
+
+
+def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     from draftsmith.capture.rows import iter_rows
-    from draftsmith.extract.source import open_states
     from draftsmith.target.resolve import resolve_target
     from draftsmith.train.core import build
-    from draftsmith.train.data import channel_rms, require_answers, split_rows
-    from draftsmith.train.loop import Training
+    from draftsmith.train.data import channel_rms, first_tokens, require_answers, split_rows
+    from draftsmith.train.loop import HELD_OUT_TOKENS, Training
     from draftsmith.vocab.map import VocabMap
 
     section, ui = run.recipe.train, run.ui
     vocab = VocabMap.load(run.stage_dir("vocab"))
     contract = settle_contract(run, len(vocab.d2t), vocab.hash())
-    source = open_states(run)
     prompts = {r.row_id: r.prompt_id for r in iter_rows(run.stage_dir("capture"))}
     split = split_rows(source.index, section.held_out_rows, lambda row_id: prompts.get(row_id, row_id))
     require_answers(split.train)
     ui.note(f"{len(split.train)} rows to train on, {len(split.held_out)} held out")
+    streamed = section.stream != "off"
+    if streamed:
+        kept = first_tokens(split.held_out, HELD_OUT_TOKENS)
+        source.keep([e.row_id for e in kept])
+        split = replace(split, held_out=[e for e in kept if e.row_id in source.kept_ids])
     target = resolve_target(run.recipe.target)
     model, head = start_model(run, contract, target, vocab)
     config = model.config
     rms = None
     if not (config.norms.norm_before_fc or config.norms.fc_norm):
-        rms = channel_rms(source, split.train)
+        rms = stream_rms(run, folder, source, split.train) if streamed else channel_rms(source, split.train)
         if section.from_:
             model.fc.weight.data.mul_(rms)
     device, dtype = pick_device(section)
@@ -141,6 +186,14 @@ def train_on(run: Run, folder: Path) -> dict[str, Any]:
         measure_start=bool(section.from_),
     )
     figures = training.run()
+    if streamed:
+        f = source.figures
+        figures["stream"] = {
+            "packs": f.packs,
+            "peak_bytes": f.peak,
+            "trainer_waited_seconds": round(f.starved, 1),
+            "engines_waited_seconds": round(f.blocked, 1),
+        }
     return figures | {
         "rows": len(split.train),
         "held_out_rows": len(split.held_out),
