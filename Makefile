@@ -41,8 +41,9 @@ test: engine tools
 	$(BIN)/pytest
 	$(BIN)/pytest -m 'engine and ci' -p no:randomly
 
+# Also makes the recordings of tests/engine/recorded again.
 test-full: engine tools
-	$(BIN)/pytest -m 'not gpu'
+	DRAFTSMITH_RECORD=1 $(BIN)/pytest -m 'not gpu'
 
 check: setup
 	$(BIN)/ruff check .
