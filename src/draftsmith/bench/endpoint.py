@@ -31,6 +31,15 @@ class EndpointOpener:
         yield Opened(lambda: EngineClient(url, self.model, api_key=self.api_key, retries=2), {"url": root_url(url)})
 
 
+async def version_of(client: EngineClient) -> str | None:
+    """The engine's own version, where it has a page that says it (vLLM: /version)."""
+    try:
+        found = (await client._json("GET", "/version")).get("version")
+    except UserError:
+        return None
+    return str(found) if found else None
+
+
 async def _probe(client: EngineClient) -> tuple[dict[str, Any], Counters]:
     async with client:
         card = await client.model_card()
