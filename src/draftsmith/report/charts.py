@@ -16,7 +16,12 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-def _figure(title: str, traces: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:
+def plain(text: Any) -> str:
+    """A name as plotly shows it letter by letter: it reads tags, links among them, in titles and names."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def figure(title: str, traces: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:
     return {
         "data": traces,
         "layout": LAYOUT
@@ -34,7 +39,9 @@ def acceptance(bench: dict[str, Any]) -> dict[str, Any]:
     groups = {"all": bench} | dict(bench.get("sets") or {})
     for name, values in groups.items():
         rates = values.get("acceptance_per_position") or []
-        traces.append({"type": "bar", "name": name, "x": [f"position {i}" for i in range(len(rates))], "y": rates})
+        traces.append(
+            {"type": "bar", "name": plain(name), "x": [f"position {i}" for i in range(len(rates))], "y": rates}
+        )
     predicted = (bench.get("predicted") or {}).get("acceptance_per_position")
     if predicted:
         traces.append(
@@ -47,18 +54,71 @@ def acceptance(bench: dict[str, Any]) -> dict[str, Any]:
                 "y": predicted,
             }
         )
-    return _figure("Acceptance by position", traces, "", "accepted / drafts")
+    return figure("Acceptance by position", traces, "", "accepted / drafts")
 
 
 def speed(bench: dict[str, Any]) -> dict[str, Any] | None:
     """Tokens per second of the ways at each concurrency."""
     ways = bench.get("tokens_per_second") or {}
     traces = [
-        {"type": "bar", "name": way, "x": [f"{c} at once" for c in by], "y": list(by.values())}
+        {"type": "bar", "name": plain(way), "x": [f"{plain(c)} at once" for c in by], "y": list(by.values())}
         for way, by in ways.items()
         if isinstance(by, dict) and by
     ]
-    return _figure("Speed", traces, "", "tokens/s") if traces else None
+    return figure("Speed", traces, "", "tokens/s") if traces else None
+
+
+def speedup(bench: dict[str, Any]) -> dict[str, Any] | None:
+    """Speed-up over no drafter against how many requests run at once, with its interval where there is one; the line at
+    1 is where a drafter begins to pay."""
+    speeds = bench.get("tokens_per_second") or {}
+    alone = speeds.get("none") or {}
+    bounds = bench.get("speedup_interval") or {}
+    traces: list[dict[str, Any]] = []
+    for way, by in speeds.items():
+        counts = sorted((c for c in by if alone.get(c)), key=int) if way != "none" and isinstance(by, dict) else []
+        if not counts:
+            continue
+        ratios = [by[c] / alone[c] for c in counts]
+        trace: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "name": plain(way)}
+        trace |= {"x": [int(c) for c in counts], "y": [round(r, 4) for r in ratios]}
+        if way not in ("none", "ngram") and any(c in bounds for c in counts):
+            high = [bounds[c][1] - r if c in bounds else 0.0 for c, r in zip(counts, ratios, strict=True)]
+            low = [r - bounds[c][0] if c in bounds else 0.0 for c, r in zip(counts, ratios, strict=True)]
+            trace["error_y"] = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
+        traces.append(trace)
+    if not traces:
+        return None
+    drawn = figure("Speed-up against no drafter", traces, "requests at once", "times")
+    drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": sorted({x for t in traces for x in t["x"]})}
+    drawn["layout"]["shapes"] = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": {"dash": "dot", "width": 1}}
+    ]
+    return drawn
+
+
+def by_context(bench: dict[str, Any]) -> dict[str, Any] | None:
+    """Acceptance by position against the length of the context."""
+    groups = bench.get("by_context_length") or {}
+    width = max((len(v.get("acceptance_per_position") or []) for v in groups.values()), default=0)
+    names = list(groups)
+    traces = []
+    for i in range(width):
+        rates = [(groups[n].get("acceptance_per_position") or [])[i : i + 1] or [None] for n in names]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": f"position {i}",
+                "x": [plain(n) for n in names],
+                "y": [r[0] for r in rates],
+            }
+        )
+    return (
+        figure("Acceptance by context length", traces, "tokens before the draft", "accepted / drafts")
+        if traces
+        else None
+    )
 
 
 def curves(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,7 +126,7 @@ def curves(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     loss = [(m["step"], m["loss"]) for m in metrics if "loss" in m and "step" in m]
     if loss:
-        out.append(_figure("Training loss", [_line("loss", loss)], "optimizer step", "loss"))
+        out.append(figure("Training loss", [_line("loss", loss)], "optimizer step", "loss"))
     length = [(m["step"], m["acceptance_length"]) for m in metrics if "acceptance_length" in m]
     if length:
         traces = [_line("acceptance length", length)]
@@ -78,7 +138,7 @@ def curves(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if len(m.get("acceptance_per_position") or []) > i
             ]
             traces.append(_line(f"position {i}", points))
-        out.append(_figure("Validation acceptance (held-out rows)", traces, "optimizer step", ""))
+        out.append(figure("Validation acceptance (held-out rows)", traces, "optimizer step", ""))
     return out
 
 

@@ -90,15 +90,102 @@ def _sets(bench: dict[str, Any]) -> tuple[list[int], list[dict[str, Any]]]:
     return list(range(width)), rows
 
 
-def _samples(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _buckets(bench: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows by context length and by the writing of the prompt; nothing where the server counts no single steps."""
+    groups = dict(bench.get("by_context_length") or {})
+    languages = dict(bench.get("by_language") or {})
+    # One writing only says nothing that the headline does not.
+    groups |= languages if len(languages) > 1 else {}
+    width = len(bench.get("acceptance_per_position") or [])
+    rows = []
+    for name, values in groups.items():
+        rates = [number(r) for r in values.get("acceptance_per_position") or []][:width]
+        rows.append(
+            {
+                "key": name,
+                "name": f"{name} tokens" if name[:1].isdigit() else name,
+                "length": number(values.get("acceptance_length")),
+                "rates": rates + ["–"] * (width - len(rates)),
+                "drafts": number(values.get("drafts")),
+            }
+        )
+    return rows
+
+
+OFF = 0.02
+"""Gap between predicted and measured acceptance that is marked."""
+
+
+def _predicted(bench: dict[str, Any]) -> list[dict[str, Any]]:
+    """Predicted beside measured, position by position, in all and by set."""
+    predicted = bench.get("predicted") or {}
+    groups = [("all", predicted, bench)]
+    groups += [(n, p, (bench.get("sets") or {}).get(n) or {}) for n, p in (predicted.get("sets") or {}).items()]
+    rows = []
+    for name, ours, theirs in groups:
+        pairs = zip(
+            ours.get("acceptance_per_position") or [], theirs.get("acceptance_per_position") or [], strict=False
+        )
+        for i, (p, m) in enumerate(pairs):
+            rows.append(
+                {
+                    "set": name,
+                    "position": i,
+                    "predicted": number(float(p)),
+                    "measured": number(float(m)),
+                    "gap": f"{p - m:+.3f}",
+                    "off": abs(p - m) > OFF,
+                }
+            )
+    return rows
+
+
+MOST_SAMPLES = 24
+"""Answers that a page shows."""
+
+
+def _samples(samples: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    """Answers as pieces: accepted; the target's own where a draft was refused; the target's own without a refusal (the
+    first token, and that behind a draft of which all `steps` were accepted)."""
     out = []
-    for s in samples[:12]:
-        pieces = [{"text": str(p.get("text", "")), "accepted": bool(p.get("accepted"))} for p in s.get("tokens") or []]
-        out.append({"set": s.get("set", ""), "prompt": str(s.get("prompt", ""))[:400], "pieces": pieces})
+    for s in samples[:MOST_SAMPLES]:
+        tokens = s.get("tokens") or []
+        pieces: list[dict[str, Any]] = []
+        run = 0
+        for i, p in enumerate(tokens):
+            accepted = bool(p.get("accepted"))
+            # The first token is the prefill's; every other one that was not accepted ends a verifying step.
+            rejected = not accepted and i > 0 and run < steps
+            own = "prefill" if not i else f"position {run}: the draft was rejected" if rejected else "all were accepted"
+            title = f"position {run}: accepted" if accepted else own
+            run = run + 1 if accepted else 0
+            pieces.append({"text": str(p.get("text", "")), "accepted": accepted, "rejected": rejected, "title": title})
+        count = sum(p["accepted"] for p in pieces)
+        out.append(
+            {
+                "set": s.get("set", ""),
+                "prompt": str(s.get("prompt", ""))[:400],
+                "pieces": pieces,
+                "accepted": count,
+                "count": len(pieces),
+                "share": round(count / max(len(pieces), 1), 3),
+            }
+        )
     return out
 
 
-def _plotly() -> str:
+def _diagnosed(data: dict[str, Any]) -> str:
+    """One line of what the diagnosis replayed; "" where there was none."""
+    found = data["diagnosis"]
+    if not found:
+        return ""
+    a = found.get("acceptance")
+    if not a:
+        return "the files could not be replayed"
+    return f"replayed {found.get('rows')} rows: acceptance length {number(a.get('acceptance_length'))}"
+
+
+def plotly_script() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -111,9 +198,11 @@ def render(data: dict[str, Any]) -> str:
     env = Environment(loader=PackageLoader("draftsmith", "report"), autoescape=True, undefined=StrictUndefined)
     bench = data["bench"] or {}
     figures = [charts.acceptance(bench)] if bench.get("acceptance_per_position") else []
-    figures += [f for f in (charts.speed(bench),) if f] + charts.curves(data["metrics"])
+    more = (charts.speed(bench), charts.speedup(bench), charts.by_context(bench))
+    figures += [f for f in more if f] + charts.curves(data["metrics"])
     concurrencies, ways = _ways(bench)
     positions, sets = _sets(bench) if bench else ([], [])
+    samples = _samples(data["samples"], len(bench.get("acceptance_per_position") or []) or 1)
     verdict = data["verdict"] or {}
     contract = data["contract"] or {}
     target = contract.get("target") or {}
@@ -129,10 +218,15 @@ def render(data: dict[str, Any]) -> str:
         concurrencies=concurrencies,
         positions=positions,
         sets=sets,
+        diagnosed=_diagnosed(data),
         diagnosis=(data["diagnosis"] or {}).get("causes") or [],
+        predicted=_predicted(bench),
+        predicted_texts=f"{number((bench.get('predicted') or {}).get('texts'))} texts",
+        buckets=_buckets(bench),
         charts=figures,
         charts_json=embed_json(figures),
-        samples=_samples(data["samples"]),
+        samples=samples,
+        sample_sets=list(dict.fromkeys(s["set"] for s in samples)),
         verdict=verdict.get("verdict", ""),
         checks=verdict.get("checks") or [],
         stages=[
@@ -148,7 +242,7 @@ def render(data: dict[str, Any]) -> str:
         contract=json.dumps(data["contract"], indent=1, ensure_ascii=False),
         versions=json.dumps(next((r["versions"] for r in data["records"].values()), {}) | {"engine": engine}, indent=1),
         recipe=json.dumps(data["recipe"], indent=1, ensure_ascii=False),
-        plotly=_plotly(),
+        plotly=plotly_script(),
     )
 
 
