@@ -14,11 +14,14 @@ from draftsmith.errors import Exit, UserError
 def show(found: dict[str, Any]) -> None:
     """The causes as text, likeliest first."""
     a = found["acceptance"]
-    console.print(
-        f"replayed {found['rows']} rows: acceptance length {a['acceptance_length']:.2f}, per position "
-        f"{' '.join(f'{p:.2f}' for p in a['acceptance_per_position'])}, {found['nats_per_token']:.2f} nats per token",
-        highlight=False,
-    )
+    if a is None:
+        console.print("the files cannot be replayed: they do not hold a whole drafter", highlight=False)
+    else:
+        console.print(
+            f"replayed {found['rows']} rows: acceptance length {a['acceptance_length']:.2f}, per position "
+            f"{' '.join(f'{p:.2f}' for p in a['acceptance_per_position'])}, {found['nats_per_token']:.2f} nats per token",
+            highlight=False,
+        )
     if not found["causes"]:
         console.print("nothing wrong found: files, states, template, map and settings agree")
     for i, c in enumerate(found["causes"], 1):
@@ -36,6 +39,7 @@ def register(app: typer.Typer) -> None:
         drafter: Path = typer.Option(None, help="folder of the exported drafter, any dialect"),
         rows: Path = typer.Option(None, help="folder of captured rows"),
         states: Path = typer.Option(None, help="folder of the states it was trained on, to be audited"),
+        bench: Path = typer.Option(None, help="bench.json of this drafter, in place of the run's"),
         engine: str = typer.Option(None, help="environment of the engine; none = the managed one"),
         sample: int = typer.Option(24, help="rows to replay"),
         max_tokens: int = typer.Option(512, help="tokens of a row to replay"),
@@ -46,15 +50,18 @@ def register(app: typer.Typer) -> None:
         from draftsmith.diagnose.load import load_subject
         from draftsmith.diagnose.rank import apply as write_mended
         from draftsmith.diagnose.rank import diagnose as find_causes
-        from draftsmith.record import write_json
+        from draftsmith.record import read_json, write_json
         from draftsmith.ui import ConsoleUi, QuietUi
 
         ui = QuietUi() if as_json else ConsoleUi()
-        subject = load_subject(run, target, drafter, rows, states, sample, max_tokens, steps, engine, ui)
+        measured = read_json(bench) if bench is not None else None
+        subject = load_subject(
+            run, target, drafter, rows, states, sample, max_tokens, steps, engine, ui, bench=measured
+        )
         if isinstance(subject, dict):
             found = subject
         else:
-            found = find_causes(subject, ui, engine)
+            found = find_causes(subject, ui)
         causes = found.pop("_causes", [])
         if run is not None:
             write_json(run / "diagnose" / "diagnosis.json", found)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.contract import FILE, Contract
 from draftsmith.diagnose import signals
-from draftsmith.diagnose.subject import SampleRow, Subject, sample_rows
+from draftsmith.diagnose.audit import PROVEN
+from draftsmith.diagnose.causes import Cause
+from draftsmith.diagnose.subject import Sampler, SampleRow, Subject
 from draftsmith.errors import UserError
 from draftsmith.record import read_json
 from draftsmith.ui import Ui
+
+if TYPE_CHECKING:
+    from draftsmith.engine.reader import EngineFacts
 
 
 def _from_run(run: Path) -> dict[str, Any]:
@@ -46,8 +51,15 @@ def load_subject(
     steps: int,
     engine: str | None,
     ui: Ui,
+    facts: EngineFacts | None = None,
+    bench: dict[str, Any] | None = None,
+    sampler: Sampler | None = None,
+    train_sample: int = 8,
 ) -> Subject | dict[str, Any]:
-    """The subject; or, where the drafter's files cannot be read as a drafter at all, the finished diagnosis that says so."""
+    """The subject; or, where the drafter's files cannot be read as a drafter at all, the finished diagnosis that says so.
+
+    facts: an engine that was read before; bench: what was measured, in place of the run's; sampler: a target that is
+    loaded already (many diagnoses, one target)."""
     found: dict[str, Any] = _from_run(run) if run is not None else {}
     target = target or found.get("target")
     drafter = drafter or found.get("drafter")
@@ -58,28 +70,35 @@ def load_subject(
         raise UserError("target, drafter and rows are needed", "", "give --run, or --target, --drafter and --rows")
     folder = Path(target)
     from draftsmith.capture.rows import iter_rows
+    from draftsmith.check.run import engine_path
     from draftsmith.dialects import foreign
+    from draftsmith.engine.reader import read_engine
     from draftsmith.target.config import target_facts
     from draftsmith.target.weights import read_embedding
     from draftsmith.train.data import split_rows
 
+    if facts is None and (where := engine_path(engine or found.get("engine"))) is not None:
+        facts = read_engine(where)
     layers = target_facts(folder).num_layers
     contract = Contract.load(drafter) if (drafter / FILE).exists() else None
     try:
         checkpoint = foreign.read(drafter, aux_meaning="entering", target_layers=layers)
     except UserError as e:
-        subject = Subject(drafter, folder, None, [], None, layers, steps)  # type: ignore[arg-type]
-        causes = sorted(signals.check_rows(subject, engine or found.get("engine")), key=lambda c: -c.score)
+        subject = Subject(drafter, folder, None, [], None, layers, steps, facts=facts)  # type: ignore[arg-type]
+        causes = sorted(signals.check_rows(subject), key=lambda c: -c.score)
         listed = [c.as_dict() for c in causes]
         if not listed:
-            listed = [{"id": "files", "cause": e.what, "score": signals.PROVEN, "evidence": [e.why], "fix": e.fix}]
+            listed = [Cause("files", e.what, PROVEN, [e.why], e.fix).as_dict()]
+        # Nothing was replayed: what such files accept in an engine is not for us to say in a number.
         return {
-            "acceptance": {"acceptance_length": 1.0, "acceptance_per_position": [0.0] * steps},
-            "nats_per_token": float("inf"),
+            "acceptance": None,
+            "nats_per_token": None,
             "rows": 0,
             "causes": listed,
             "verdict": "likely cause found",
         }
+    if facts is not None and (ids := served_ids(folder, drafter, facts)) is not None:
+        checkpoint.config.aux_layer_ids = list(ids)
     every = [r for r in iter_rows(rows) if len(r.token_ids) > r.boundary + 8]
     if len(every) < 2:
         raise UserError(f"{rows} holds {len(every)} usable rows", "the diagnosis replays real answers", "capture some")
@@ -88,24 +107,42 @@ def load_subject(
     held = {e.row_id for e in split_rows(entries, found.get("held_out", 0.04), lambda i: prompt_of[i]).held_out}
     fresh = [r for r in every if r.row_id in held]
     trained = [r for r in every if r.row_id not in held]
-    ui.note(f"running the target over {min(len(fresh), sample)} held-out and {min(len(trained), 8)} trained rows")
+    ui.note(
+        f"running the target over {min(len(fresh), sample)} held-out and {min(len(trained), train_sample)} trained rows"
+    )
+    sampler = sampler or Sampler(folder)
     out = Subject(
         drafter=drafter,
         target=folder,
         checkpoint=checkpoint,
-        rows=sample_rows(folder, fresh or trained, sample, max_tokens),
+        rows=sampler.rows(fresh or trained, sample, max_tokens),
         embedding=read_embedding(folder).float(),
         num_layers=layers,
         steps=steps,
         contract=contract,
+        facts=facts,
         states_folder=states,
         run_folder=run,
-        train_rows=sample_rows(folder, _spread(trained, 8), 8, max_tokens),
+        train_rows=sampler.rows(_spread(trained, train_sample), train_sample, max_tokens),
     )
     from draftsmith.diagnose.rank import load_bench
 
-    out.bench = load_bench(run)
+    out.bench = bench if bench is not None else load_bench(run)
     return out
+
+
+def served_ids(target: Path, drafter: Path, facts: EngineFacts) -> tuple[int, ...] | None:
+    """The aux ids that this engine's runner would take from these files: what is written is not always what is read."""
+    from draftsmith.check.look import Look
+    from draftsmith.check.run import make_context
+    from draftsmith.check.types import Options
+
+    look = Look(make_context(str(target), str(drafter), None, Options(method="eagle3"), facts=facts))
+    ids = look.release.used_ids(look.drafter, look.target, look.options).ids
+    # an id that is no layer, or too few of them, is a fault of the form: the check says so
+    layers = look.target.layers
+    usable = ids is not None and layers is not None and all(0 <= k <= layers for k in ids)
+    return ids if usable and ids is not None and len(ids) == look.release.aux_count(look.drafter)[0] else None
 
 
 class _Entry:
@@ -114,7 +151,7 @@ class _Entry:
 
 
 def _spread(rows: list[Any], count: int) -> list[Any]:
-    step = max(len(rows) // count, 1)
+    step = max(len(rows) // max(count, 1), 1)
     return rows[::step][:count]
 
 

@@ -10,46 +10,49 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from draftsmith.diagnose import signals
+from draftsmith.diagnose import audit, signals
 from draftsmith.diagnose.causes import Cause
-from draftsmith.diagnose.hypotheses import FAMILIES
-from draftsmith.diagnose.replay import Score, acceptance, base_acceptance, score
-from draftsmith.diagnose.subject import Subject
+from draftsmith.diagnose.hypotheses import FAMILIES, Family
+from draftsmith.diagnose.replay import Replayer, Score, acceptance, base_acceptance, score, shortened
+from draftsmith.diagnose.subject import Setup, Subject
 from draftsmith.errors import UserError
 from draftsmith.ui import Ui
 
 MIN_GAIN = 0.02
 """Nats per token under which a better setting is noise, however small its error."""
 SIGMAS = 4.0
+SCREEN_ROWS, SCREEN_ANSWER, FINALISTS = 4, 40, 8
+"""Every variant is first tried on so many rows, cut to so many answer tokens; so many of all go on to the whole sample."""
+STEPS_ON = 6
+"""Times that the best variant of a family may be bettered by its `further` step."""
 
 
 def counterfactuals(subject: Subject, base: Score, ui: Ui) -> list[Cause]:
     """Families whose best variant beats the drafter as it is, best first."""
     setup = subject.setup()
-    found: list[Cause] = []
+    some = shortened(subject.rows, SCREEN_ROWS, SCREEN_ANSWER)
+    screens = {steps: Replayer(some, steps) for steps in {f.steps for f in FAMILIES}}
+    screened = {steps: screen.score(setup) for steps, screen in screens.items()}
+    likely: list[tuple[float, Family, str, Setup]] = []
     tries = [(f, list(f.variants(subject, setup))) for f in FAMILIES]
     with ui.task("what-ifs", sum(len(v) for _, v in tries), "settings") as task:
         for family, variants in tries:
-            best: tuple[float, float, str, Any] | None = None
             for label, changed in variants:
-                gain, error = score(changed, subject.rows).gain_over(base)
+                gain, error = screens[family.steps].score(changed).gain_over(screened[family.steps])
                 task.advance(1, family.id)
-                if best is None or gain > best[0]:
-                    best = (gain, error, label, changed)
-            if best and best[0] > max(MIN_GAIN, SIGMAS * best[1]):
-                gain, error, label, changed = best
-                found.append(
-                    Cause(
-                        family.id,
-                        family.cause.format(v=label),
-                        gain,
-                        [f"with that change alone the target's own tokens gain {gain:.3f} ± {error:.3f} nats each"],
-                        family.fix,
-                        setup=changed if family.apply else None,
-                    )
-                )
+                if gain + 2 * error > MIN_GAIN:
+                    likely.append((gain, family, label, changed))
+    likely.sort(key=lambda x: -x[0])
+    whole = Replayer(subject.rows)
+    bests: dict[str, tuple[Family, Best]] = {}
+    for _, family, label, changed in likely[:FINALISTS]:
+        gain, error = whole.score(changed).gain_over(base)
+        if family.id not in bests or gain > bests[family.id][1][0]:
+            bests[family.id] = (family, (gain, error, label, changed))
+    found = []
+    for family, best in bests.values():
+        if best[0] > max(MIN_GAIN, SIGMAS * best[1]):
+            found.append(_cause(family, *_further(family, subject, screens[family.steps], whole, base, best)))
     found.sort(key=lambda c: -c.score)
     before = base_acceptance(subject).length
     for cause in found[:3]:
@@ -60,22 +63,54 @@ def counterfactuals(subject: Subject, base: Score, ui: Ui) -> list[Cause]:
     return found
 
 
-def diagnose(subject: Subject, ui: Ui, engine: str | None = None) -> dict[str, Any]:
-    """All causes, ranked: {"acceptance": {…}, "causes": [...], "verdict": "nothing wrong" | "likely cause found"}."""
+Best = tuple[float, float, str, Setup]
+
+
+def _further(family: Family, subject: Subject, screen: Replayer, whole: Replayer, base: Score, best: Best) -> Best:
+    """From the best variant on, as long as the family's next step gains more on the small sample; then on the whole."""
+    if family.further is None:
+        return best
+    at, setup, label = screen.score(best[3]).mean, best[3], best[2]
+    for _ in range(STEPS_ON):
+        steps = [(screen.score(s).mean, n, s) for n, s in family.further(subject, setup)]
+        better = min(steps, key=lambda x: x[0], default=None)
+        if better is None or better[0] > at - MIN_GAIN / 2:
+            break
+        at, label, setup = better
+    if setup is best[3]:
+        return best
+    gain, error = whole.score(setup).gain_over(base)
+    return (gain, error, label, setup) if gain > best[0] else best
+
+
+def _cause(family: Family, gain: float, error: float, label: str, changed: Setup) -> Cause:
+    return Cause(
+        family.id,
+        family.cause.format(v=label),
+        gain,
+        [f"with that change alone the target's own tokens gain {gain:.3f} ± {error:.3f} nats each"],
+        family.fix,
+        setup=changed if family.apply else None,
+    )
+
+
+def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
+    """All causes, ranked: {"acceptance": {…}, "causes": [...], "verdict": "nothing wrong found" | "likely cause found"}."""
     if not subject.rows:
         raise UserError(
             "no captured row is long enough to look at", "the diagnosis replays real answers", "give rows (--rows)"
         )
     base = score(subject.setup(), subject.rows)
     measured = base_acceptance(subject)
-    causes = [*signals.check_rows(subject, engine), *signals.states_audit(subject, base)]
+    causes = [*signals.check_rows(subject, measured), *audit.states_audit(subject)]
     causes += signals.template(subject, base)
     causes += counterfactuals(subject, base, ui)
     causes += signals.coverage(subject, base)
     causes += signals.by_position(subject, base, subject.rows, signals.nll_by_row(base, subject.rows))
-    causes += signals.ttt(subject, measured.conditional)
+    causes += signals.ttt(subject)
     train = score(subject.setup(), list(subject.train_rows)) if subject.train_rows else None
     causes += signals.data_size(subject, base, train)
+    causes += signals.measured_elsewhere(subject, measured)
     causes += signals.slower(subject.bench)
     causes.sort(key=lambda c: -c.score)
     return {
@@ -99,8 +134,17 @@ def apply(cause: Cause, subject: Subject, out: Path) -> None:
         raise UserError(f"{out} is not empty", "", "give a new folder")
     setup = cause.setup
     dtype = str(next(t for n, t in setup.tensors.items() if n == "fc.weight").dtype).removeprefix("torch.")
-    contract = subject.contract.with_(aux_layer_ids=list(setup.aux_ids)) if subject.contract else None
     config = setup.config.model_copy(update={"aux_layer_ids": list(setup.aux_ids)})
+    contract = None
+    if subject.contract is not None:
+        # What the files now say is what replay found true; a map that was changed has no hash yet.
+        mapped = setup.tensors["d2t"] is not subject.checkpoint.tensors["d2t"]
+        contract = subject.contract.with_(
+            aux_layer_ids=list(setup.aux_ids),
+            norms=config.norms.model_dump(),
+            rope=config.rope,
+            vocab_map_hash=None if mapped else subject.contract.vocab_map_hash,
+        )
     vllm.write(Checkpoint(config, setup.tensors, contract), out, dtype)
 
 
@@ -111,8 +155,3 @@ def load_bench(run_folder: Path | None) -> dict[str, Any] | None:
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
     return found if isinstance(found, dict) else None
-
-
-def quiet_threads() -> None:
-    """Replay is many small products: more threads than cores would only wait."""
-    torch.set_num_threads(min(torch.get_num_threads(), 8))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from draftsmith.dialects.checkpoint import Checkpoint
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.drafter.model import Drafter
 from draftsmith.train.batch import StepBatch
+
+if TYPE_CHECKING:
+    from draftsmith.engine.reader import EngineFacts
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,12 @@ class Setup:
     def with_tensors(self, **changes: Tensor) -> Setup:
         return replace(self, tensors=self.tensors | changes)
 
-    def module(self) -> Drafter:
-        """The drafter in float32, evaluating."""
-        model = Drafter(self.config)
-        model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in self.tensors.items()})
+    def module(self, into: Drafter | None = None) -> Drafter:
+        """The drafter in float32, evaluating. into: a drafter of this very config that may be written over, since making
+        one costs about as much as a draft step."""
+        model = into or Drafter(self.config)
+        tensors = {n: t.float() if t.is_floating_point() else t for n, t in self.tensors.items()}
+        model.load_state_dict(tensors, assign=True)
         if not self.config.own_embedding:
             model.attach_embedding(self.embedding)
         return model.eval()
@@ -99,6 +104,7 @@ class Subject:
     run_folder: Path | None = None
     train_rows: Sequence[SampleRow] = ()
     bench: dict[str, Any] | None = None
+    facts: EngineFacts | None = None
     notes: list[str] = field(default_factory=list)
 
     def setup(self) -> Setup:
@@ -130,11 +136,7 @@ class Sampler:
             row.row_id, getattr(row, "source", ""), ids, row.boundary, streams, self.backend.tops(streams[-1])
         )
 
-
-def sample_rows(
-    target: Path, rows: Sequence[Any], limit: int, max_tokens: int, trust_remote_code: bool = False
-) -> list[SampleRow]:
-    """Up to `limit` rows through the target (see Sampler.row)."""
-    sampler = Sampler(target, trust_remote_code)
-    found = (sampler.row(row, max_tokens) for row in rows[:limit])
-    return [row for row in found if row is not None]
+    def rows(self, some: Sequence[Any], limit: int, max_tokens: int) -> list[SampleRow]:
+        """Up to `limit` of the rows (see `row`)."""
+        found = (self.row(row, max_tokens) for row in some[:limit])
+        return [row for row in found if row is not None]
