@@ -61,7 +61,8 @@ def work(job: dict) -> dict:
     """One pair, in this process."""
     from vllm import LLM, SamplingParams
 
-    args = dict(job.get("args") or {})
+    # Small batches: the profile run computes a whole one.
+    args = {"max_num_seqs": 4, "max_num_batched_tokens": 512} | (job.get("args") or {})
     if job.get("speculative"):
         args["speculative_config"] = job["speculative"]
     try:

@@ -157,3 +157,41 @@ def test_values_come_back(tmp_path: Path) -> None:
     assert [len(b) for b in blocks] == [5, 5, 2] and np.array_equal(np.concatenate(blocks), values.ravel())
     with pytest.raises(UserError):
         read_array(read["f"], 10)
+
+
+def sharded(root: Path, **entries: list[tuple[str, int]]) -> dict[str, str]:
+    """Files of F32 tensors, one behind the other, as {file stem: [(name, size)]}; returns the index's table."""
+    table = {}
+    for stem, tensors in entries.items():
+        header, at = {}, 0
+        for name, n in tensors:
+            header[name] = entry(shape=(n,), offsets=(at, at + 4 * n))
+            table[name] = f"{stem}.safetensors"
+            at += 4 * n
+        write_header(root / f"{stem}.safetensors", header, b"\0" * at)
+    (root / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    return table
+
+
+def test_shards_that_hold_nothing_wanted_are_counted_and_looked_at_for_being_whole(tmp_path: Path) -> None:
+    sharded(tmp_path, a=[("embed.weight", 4), ("x", 3)], b=[("y", 5), ("z", 2)], c=[("w", 9)])
+    some, every = read_weights(tmp_path, ("embed.weight",)), read_weights(tmp_path)
+    assert some.problems == every.problems == []
+    assert some.nbytes == every.nbytes == 92 and list(some.tensors) == ["embed.weight"]
+    path = tmp_path / "b.safetensors"
+    whole = path.read_bytes()
+    for broken, says in ((whole[:-4], "cut"), (whole[:20], "declares a header"), (b"version https://", "git-lfs")):
+        path.write_bytes(broken)
+        assert says in read_weights(tmp_path, ("embed.weight",)).problems[0]
+    path.unlink()
+    assert "missing" in read_weights(tmp_path, ("embed.weight",)).problems[0]
+
+
+def test_a_header_in_another_order_is_parsed_whole(tmp_path: Path) -> None:
+    sharded(tmp_path, a=[("embed.weight", 4)], b=[("y", 5), ("z", 2)])
+    late = {"z": entry(shape=(2,), offsets=(20, 28)), "y": entry(shape=(5,), offsets=(0, 20))}
+    write_header(tmp_path / "b.safetensors", late, b"\0" * 28)
+    assert read_weights(tmp_path, ("embed.weight",)).nbytes == 44
+    late["y"]["data_offsets"] = [4, 24]
+    write_header(tmp_path / "b.safetensors", late, b"\0" * 28)
+    assert "overlaps" in read_weights(tmp_path, ("embed.weight",)).problems[0]

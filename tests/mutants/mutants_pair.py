@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import tiny_pair as tp
 from mutant_case import Case, P, mutant, to_speculators
-from tiny_pair import as_f32, bf16
+from tiny_pair import as_f32, bf16, read_tensors, write_raw
 
 # --- norms and switches
 
@@ -159,6 +163,46 @@ def last_layer_on_an_old_loop(case: Case) -> None:
 
 
 # --- the pair
+
+
+@mutant
+def target_weights_cut(case: Case) -> None:
+    def cut(target: Path, drafter: Path) -> None:
+        path = target / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1000])
+
+    case.after.append(cut)
+
+
+def shards_of_target(target: Path) -> list[Path]:
+    """The target's one file as two shards with an index, the embedding in the second."""
+    tensors = read_tensors(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    parts: list[dict[str, Any]] = [{}, {}]
+    for i, (name, x) in enumerate(sorted(tensors.items(), reverse=True)):
+        parts[i * 2 // len(tensors)][name] = x
+    paths = [target / f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+    for path, part in zip(paths, parts, strict=True):
+        write_raw(path, part)
+    table = {n: path.name for path, part in zip(paths, parts, strict=True) for n in part}
+    (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    return paths
+
+
+@mutant
+def target_shard_missing(case: Case) -> None:
+    case.after.append(lambda t, d: shards_of_target(t)[0].unlink())
+
+
+@mutant
+def target_shard_cut(case: Case) -> None:
+    """A shard that holds nothing which the check looks at otherwise."""
+
+    def cut(target: Path, drafter: Path) -> None:
+        path = shards_of_target(target)[0]
+        path.write_bytes(path.read_bytes()[:-1000])
+
+    case.after.append(cut)
 
 
 @mutant

@@ -53,6 +53,25 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
+def read_tensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """name → (dtype, shape, bytes)."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    data = raw[8 + length :]
+    header = json.loads(raw[8 : 8 + length])
+    return {n: (e["dtype"], e["shape"], data[e["data_offsets"][0] : e["data_offsets"][1]]) for n, e in header.items()}
+
+
+def write_raw(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    header, at = {}, 0
+    for name, (code, shape, raw) in tensors.items():
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(raw for _, _, raw in tensors.values()))
+
+
 def write_sparse(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], bits: dict[str, int]) -> None:
     """A file with a true header and a hole for its data: any size on disk, a few kB in fact."""
     header, at = {}, 0

@@ -82,6 +82,8 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("form.deep_norms", "norms that are all ones (untrained) or all zeros", "headers deep", "speculators#358"),
     ("form.deep_values", "NaN, infinite or all-zero weights", "headers deep", "speculators#615"),
     ("form.deep_head", "lm_head rows that repeat, as after a failed resize", "headers deep", "EAGLE#249"),
+    ("pair.files", "target weights that are cut or missing a shard: the engine stops after reading the others", "target",
+     "speculators#184; SpecForge#666"),
     ("pair.hidden", "a hidden size that differs from the target's without target_hidden_size", "target",
      "vllm#17957; vllm#19174"),
     ("pair.embedding", "a missing or misshapen embedding table", "target headers", "engine notes: widths; vllm#28549"),

@@ -5,7 +5,7 @@ engine.faults   one row per fault that the installed source proves; a pass row w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from draftsmith.check.types import CheckRow, Context, Evidence, check
@@ -20,13 +20,32 @@ def _concerns(fault: Fault, ctx: Context) -> bool:
     known = isinstance(names, list) and bool(names)
     if fault.architectures and known and not any(name in fault.architectures for name in names or ()):
         return False
-    return not fault.only_aux_at_end or _aux_at_end(ctx)
+    return fault.only == "" or ONLY[fault.only](ctx)
 
 
 def _aux_at_end(ctx: Context) -> bool:
     ids: Any = (ctx.drafter_config or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = (ctx.target_text_config or {}).get("num_hidden_layers")
     return isinstance(ids, list) and isinstance(layers, int) and layers in ids
+
+
+def _plain_latent_rope(ctx: Context) -> bool:
+    """Whether target or drafter has latent attention and the default rope (yarn has a class of its own)."""
+    configs = [c for c in (ctx.target_text_config, ctx.drafter_config) if c]
+    return any(isinstance(c.get("kv_lora_rank"), int) and _default_rope(c) for c in configs)
+
+
+def _default_rope(config: dict[str, Any]) -> bool:
+    parts = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    kinds = [p.get("rope_type", p.get("type")) for p in parts if isinstance(p, dict)]
+    return all(kind in (None, "default") for kind in kinds)
+
+
+ONLY: dict[str, Callable[[Context], bool]] = {
+    "aux_at_end": _aux_at_end,
+    "plain_latent_rope": _plain_latent_rope,
+}
+"""Fault.only → whether it is so for this pair."""
 
 
 @check("engine", ids=(ID,), needs=("engine",))

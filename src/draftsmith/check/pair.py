@@ -11,6 +11,18 @@ from draftsmith.check.rope import read_rope
 from draftsmith.errors import UserError
 
 
+@finding("pair.files")
+def files(look: Look) -> Finding:
+    """The target's weights where they are here: the engine reads gigabytes before it meets the broken shard."""
+    w = look.target.weights
+    if not w.files:
+        return skip("the target's weights are not here (a config only, or another format)")
+    if w.problems:
+        more = f" (and {len(w.problems) - 1} more)" if len(w.problems) > 1 else ""
+        return fail(f"the target's {w.problems[0]}{more}", "download or copy the target again")
+    return ok(f"{len(w.files)} safetensors file(s) of the target, {w.nbytes:,} bytes")
+
+
 @finding("pair.hidden")
 def hidden(look: Look) -> Finding:
     d, t = look.drafter, look.target

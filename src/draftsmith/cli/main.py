@@ -1,13 +1,15 @@
 """`draftsmith`: gathers the commands, renders UserError as one block, and keeps start-up light.
 
 A command is a module here with `def register(app: typer.Typer) -> None`. Modules import what they need inside the
-command function, so that `draftsmith check` answers without loading torch.
+command function, so that `draftsmith check` answers without loading torch. `main` registers the command that is asked
+for and no other (an eighth of a second, of the one that a check takes); `app` has them all.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -45,14 +47,6 @@ ORDER = (
 )
 """The order of `draftsmith --help`: the road first, then the tools beside it."""
 
-app = typer.Typer(
-    name="draftsmith",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Make an EAGLE-3 draft model for a language model and prove that it works in the engine that will serve it.",
-)
-
 
 def _version(value: bool) -> None:
     if value:
@@ -60,7 +54,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
@@ -71,8 +64,27 @@ def _rank(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
-for _name in sorted((m.name for m in iter_modules(cli.__path__) if m.name not in ("main", "common")), key=_rank):
-    import_module(f"draftsmith.cli.{_name}").register(app)
+@cache
+def build(asked: str = "") -> typer.Typer:
+    """The command line; with the command `asked` alone where it has a module of that name."""
+    made = typer.Typer(
+        name="draftsmith",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Make an EAGLE-3 draft model for a language model and prove that it works in the engine that will serve it.",
+    )
+    made.callback()(_root)
+    names = sorted((m.name for m in iter_modules(cli.__path__) if m.name not in ("main", "common")), key=_rank)
+    for name in [asked] if asked in names else names:
+        import_module(f"draftsmith.cli.{name}").register(made)
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name == "app":
+        return build()
+    raise AttributeError(name)
 
 
 def show_error(e: UserError, as_json: bool) -> None:
@@ -90,7 +102,7 @@ def show_error(e: UserError, as_json: bool) -> None:
 def main() -> None:
     """Entry point: runs the app, turns UserError into its block and exit code."""
     try:
-        app(standalone_mode=True)
+        build(sys.argv[1] if len(sys.argv) > 1 else "")(standalone_mode=True)
     except UserError as e:
         show_error(e, "--json" in sys.argv)
         raise SystemExit(int(e.code)) from None

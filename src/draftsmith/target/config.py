@@ -7,13 +7,15 @@ and the outer `model_type` is not the inner one (`kimi_k25` holds `kimi_k2`).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftsmith.contract import TargetFacts
 from draftsmith.errors import UserError
 from draftsmith.record import content_hash
+from draftsmith.untrusted import read_json
+
+if TYPE_CHECKING:
+    from draftsmith.contract import TargetFacts
 
 FILE = "config.json"
 
@@ -50,7 +52,7 @@ def load_config(path_or_id: str | Path, revision: str | None = None) -> dict[str
         path = hub_file(str(path_or_id), FILE, revision)
     file = config_path(path)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file)
     except FileNotFoundError:
         raise UserError(
             f"{file} is missing",
@@ -120,6 +122,8 @@ def config_hash(cfg: dict[str, Any]) -> str:
 
 def facts_of(cfg: dict[str, Any], name: str, revision: str | None = None) -> TargetFacts:
     """The contract's target part from a parsed config. `name` is how the user named the target."""
+    from draftsmith.contract import TargetFacts  # pydantic: not for those who only read a config
+
     text = text_config(cfg)
     architectures = cfg.get("architectures") or text.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):

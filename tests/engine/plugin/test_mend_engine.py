@@ -61,28 +61,40 @@ def write_counting_model(folder: Path) -> Path:
     return folder
 
 
-def wrong_successors(engine: Any, model: Path, added: dict[str, str], log: Path) -> int:
+def probe(engine: Any, script: str, added: dict[str, str], log: Path, *args: str) -> dict[str, Any] | None:
+    """What a probe printed under the engine's python; None where it died."""
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"} | added
-    probe = Path(__file__).with_name("sampling_probe.py")
-    done = subprocess.run(
-        [str(engine.python), str(probe), str(model)], env=env, capture_output=True, text=True, timeout=400
-    )
+    command = [str(engine.python), str(Path(__file__).with_name(script)), *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     log.write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, log.read_text()[-3000:]
-    line = next(row for row in done.stdout.splitlines() if row.startswith("RESULT "))
-    texts = json.loads(line.removeprefix("RESULT "))["tokens"]
+    line = next((row for row in done.stdout.splitlines() if row.startswith("RESULT ")), None)
+    if done.returncode != 0 or line is None:
+        return None
+    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return result
+
+
+def added_env(engine: Any, mended: bool) -> tuple[set[str], dict[str, str]]:
+    """(faults that the source of this CPU build proves, environment with or without the plugin's mends)."""
+    if engine.platform != "cpu":
+        pytest.skip("the fault is one of the CPU build")
+    site = engine.package.parent
+    proved = {f.fault.id for f in find_in_site(site, tuple(f for f in FAULTS if f.platform == "cpu"))}
+    return proved, plugin_env(site, ["mends"]) if mended else {"VLLM_PLUGINS": ""}
+
+
+def wrong_successors(engine: Any, model: Path, added: dict[str, str], log: Path) -> int:
+    found = probe(engine, "sampling_probe.py", added, log, str(model))
+    assert found is not None, log.read_text()[-3000:]
+    texts = found["tokens"]
     assert [len(t) for t in texts] == [64] * 4
     return sum(two != (one + 1) % V for text in texts for one, two in zip([13, *text], text, strict=False))
 
 
 @pytest.mark.parametrize("mended", [False, True])
 def test_counting_goes_wrong_without_the_mend_only(real_engine: Any, tmp_path: Path, mended: bool) -> None:
-    site = real_engine.package.parent
-    proved = {f.fault.id for f in find_in_site(site, tuple(f for f in FAULTS if f.platform == "cpu"))}
-    if real_engine.platform != "cpu":
-        pytest.skip("the fault is one of the CPU build")
+    proved, added = added_env(real_engine, mended)
     model = write_counting_model(tmp_path / "counting")
-    added = plugin_env(site, ["mends"]) if mended else {"VLLM_PLUGINS": ""}
     log = tmp_path / "log"
     wrong = wrong_successors(real_engine, model, added, log)
     said = "mended cpu-expand-lost" in log.read_text()
@@ -91,3 +103,29 @@ def test_counting_goes_wrong_without_the_mend_only(real_engine: Any, tmp_path: P
     else:
         assert wrong == 0
         assert said == (mended and "cpu-expand-lost" in proved)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_seed_with_a_prompt_in_parts_kills_the_worker_without_the_mend_only(
+    real_engine: Any, tmp_path: Path, mended: bool
+) -> None:
+    proved, added = added_env(real_engine, mended)
+    log = tmp_path / "log"
+    found = probe(real_engine, "seed_probe.py", added, log, str(write_counting_model(tmp_path / "counting")))
+    if "cpu-seed-in-parts" in proved and not mended:
+        assert found is None and "set_offset" in log.read_text()
+    else:
+        assert found is not None, log.read_text()[-3000:]
+        assert found["parts"] == found["whole"] and len(set(found["whole"])) > 3
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_latent_attention_is_rotated_wrongly_without_the_mend_only(
+    real_engine: Any, tmp_path: Path, mended: bool
+) -> None:
+    proved, added = added_env(real_engine, mended)
+    log = tmp_path / "log"
+    found = probe(real_engine, "rope_probe.py", added, log)
+    assert found is not None, log.read_text()[-3000:]
+    assert found["flat"] < 1e-5
+    assert (found["latent"] > 0.1) is ("cpu-latent-rope" in proved and not mended)

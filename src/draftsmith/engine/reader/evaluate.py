@@ -66,7 +66,7 @@ def evaluate(node: ast.expr, known: Known) -> Any:
         return _item(node, known)
     if isinstance(node, ast.Call):
         return _call(node, known)
-    if isinstance(node, ast.Name | ast.Attribute):
+    if isinstance(node, ast.Name | ast.Attribute | ast.NamedExpr):
         return known(node)
     return UNKNOWN
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections.abc import Iterable
 
 from draftsmith.engine.reader.modules import Module, Modules
 
@@ -30,14 +31,15 @@ def find_function(modules: Modules, module_name: str, name: str) -> tuple[Module
     piece = text[start.start() : end.start() if end else len(text)]
     line = text.count("\n", 0, start.start())
     try:
-        tree: ast.Module = ast.parse(textwrap.dedent(piece))
-        ast.increment_lineno(tree, line)
+        # Empty lines before it give the nodes their true lines, for less than ast.increment_lineno takes.
+        tree: ast.Module = ast.parse("\n" * line + textwrap.dedent(piece))
+        nodes: Iterable[ast.AST] = tree.body
     except SyntaxError:
         whole = modules.get(module_name)
         if whole is None:
             return None
-        tree = whole.tree
-    for node in ast.walk(tree):
+        nodes = ast.walk(whole.tree)
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return module, node
     return None

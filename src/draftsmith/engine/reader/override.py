@@ -72,7 +72,7 @@ class _Walk:
     def run(self, body: list[ast.stmt]) -> None:
         for statement in body:
             if isinstance(statement, ast.If):
-                test = evaluate(_bound(statement.test, self), self.known)
+                test = evaluate(statement.test, self.known)
                 if test is UNKNOWN:
                     continue
                 before = dict(self.config)
@@ -123,19 +123,6 @@ class _Walk:
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _bound(test: ast.expr, walk: _Walk) -> ast.expr:
-    """Bind `(name := value)` inside a test, so that its branch may use the name."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.NamedExpr):
-            walk.known(node)
-    return _Named().visit(test)
-
-
-class _Named(ast.NodeTransformer):
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
-        return node.target
 
 
 def override_of(facts: EngineFacts, config: dict[str, Any]) -> Override | None:

@@ -183,7 +183,9 @@ def _cut(source: str, dotted: str) -> ast.AST | None:
     """The scope, parsed without the rest of its file (a runner has 7,000 lines); None where it cannot be cut out."""
     start, end, indent = 0, len(source), -1
     for name in filter(None, dotted.split(".")):
-        head = re.compile(rf"^([ \t]*)(?:async def|def|class) {re.escape(name)}\b", re.MULTILINE).search(source, start, end)
+        head = re.compile(rf"^([ \t]*)(?:async def|def|class) {re.escape(name)}\b", re.MULTILINE).search(
+            source, start, end
+        )
         if head is None or len(head.group(1)) <= indent:
             return None
         start, indent = head.start(), len(head.group(1))
@@ -193,10 +195,10 @@ def _cut(source: str, dotted: str) -> ast.AST | None:
     if indent < 0:
         return None
     try:
-        tree = ast.parse(dedent(source[start:end]))
+        # Empty lines before it give the nodes their true lines.
+        tree = ast.parse("\n" * source.count("\n", 0, start) + dedent(source[start:end]))
     except (SyntaxError, ValueError):
         return None
-    ast.increment_lineno(tree, source.count("\n", 0, start))
     return tree.body[0] if len(tree.body) == 1 else None
 
 
