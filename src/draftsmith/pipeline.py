@@ -10,6 +10,7 @@ from typing import Any
 from draftsmith.errors import UserError
 from draftsmith.recipe import STAGES, Recipe
 from draftsmith.record import read_record, write_json
+from draftsmith.secrets import redact
 from draftsmith.stage import Run, Stage, execute
 from draftsmith.ui import Ui
 
@@ -29,7 +30,7 @@ def open_run(recipe: Recipe, ui: Ui) -> Run:
     folder = Path(recipe.folder).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "recipe.json", recipe.model_dump(mode="json", by_alias=True))
+        write_json(folder / "recipe.json", redact(recipe.model_dump(mode="json", by_alias=True)))
     except OSError as e:
         raise UserError(f"cannot write the run's folder {folder}: {e}", "", "give another `out` in the recipe") from e
     return Run(recipe, folder, ui)

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
 from draftsmith.errors import UserError, nearest
+from draftsmith.secrets import require_none
 
 Way = Literal["drafter", "none", "ngram"]
 WAYS: tuple[Way, ...] = ("drafter", "none", "ngram")
@@ -273,9 +274,11 @@ def parse_recipe(raw: Any, source: str) -> Recipe:
             f"{source} holds {type(raw).__name__}, not a mapping of sections", "", "see recipes/demo.yaml for the form"
         )
     try:
-        return Recipe.model_validate(raw)
+        recipe = Recipe.model_validate(raw)
     except ValidationError as e:
         raise explain_validation(e, Recipe, source) from None
+    require_none(recipe.engine.args, recipe.engine.env, source)
+    return recipe
 
 
 def load_recipe(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith import __version__
+from draftsmith.secrets import redact
 
 RECORD = "run.json"
 
@@ -108,7 +109,7 @@ def write_record(
     inputs: name → hash; config: the resolved part of the recipe; result: figures and counts;
     started: `time.time()` at the start.
     """
-    record = {
+    record: dict[str, Any] = {
         "stage": stage,
         "status": status,
         "key": key,
@@ -120,6 +121,7 @@ def write_record(
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
     }
+    record = redact(record)
     write_json(folder / RECORD, record)
     return record
 

@@ -16,6 +16,7 @@ from typing import Any
 from draftsmith.errors import UserError
 from draftsmith.recipe import Recipe
 from draftsmith.record import content_hash, is_done, read_record, write_json, write_record
+from draftsmith.secrets import redact
 from draftsmith.ui import Ui
 
 PENDING = ".pending"
@@ -78,7 +79,7 @@ def execute(stage: Stage, run: Run, force: bool = False) -> dict[str, Any]:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not same or not pending.is_file():
-        write_json(folder / "inputs.json", {"inputs": inputs, "config": config})
+        write_json(folder / "inputs.json", redact({"inputs": inputs, "config": config}))
         from draftsmith.record import atomic_write
 
         atomic_write(pending, key + "\n")

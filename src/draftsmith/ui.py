@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from draftsmith.untrusted import printable
+
 
 class Task(Protocol):
     def advance(self, n: float = 1, info: str = "") -> None: ...
@@ -73,8 +75,10 @@ class _Line:
         rate = self.done / spent
         left = (self.total - self.done) / rate if rate else 0.0
         print(
-            f"{self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s, "
-            f"{left:,.0f} s left {info}",
+            printable(
+                f"{self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s, "
+                f"{left:,.0f} s left {info}"
+            ),
             file=sys.stderr,
             flush=True,
         )

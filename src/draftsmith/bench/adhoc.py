@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from draftsmith.bench.ways import Opener, Plan
 from draftsmith.errors import UserError
 from draftsmith.recipe import TargetSection
 from draftsmith.record import content_hash, folder_hash, read_json, write_json
+from draftsmith.secrets import secret
 from draftsmith.ui import Ui
 
 WAYS = ("drafter", "none", "ngram")
@@ -105,7 +105,7 @@ def _require_sense(asked: Asked) -> None:
 
 def _endpoint(asked: Asked, plan: Plan, out: Path, ui: Ui) -> dict[str, Any]:
     assert asked.endpoint is not None
-    key = os.environ.get(asked.api_key_env) if asked.api_key_env else None
+    key = secret(asked.api_key_env) if asked.api_key_env else None
     about = describe_endpoint(asked.endpoint, asked.model, key)
     if not about["speculative"]:
         ui.warn(f"{asked.endpoint} drafts nothing: its metrics page has no speculation counters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from draftsmith.contract import Contract
 from draftsmith.engine.ensure import REFERENCE
 from draftsmith.errors import UserError
 from draftsmith.recipe import CaptureSection
+from draftsmith.secrets import secret
 from draftsmith.stage import Run, Stage
 from draftsmith.target.config import config_hash, load_config, target_facts
 from draftsmith.target.resolve import resolve_target
@@ -187,10 +187,10 @@ def _require_servable(run: Run, target: Path) -> None:
 def _api_key(section: CaptureSection) -> str | None:
     if section.api_key_env is None:
         return None
-    key = os.environ.get(section.api_key_env)
+    key = secret(section.api_key_env)
     if not key:
         raise UserError(
-            f"the environment variable {section.api_key_env} is not set",
+            f"the environment variable {section.api_key_env} is not set, nor is it in the keyring",
             "capture.api_key_env says that it holds the servers' key",
             f"export {section.api_key_env}=…",
         )

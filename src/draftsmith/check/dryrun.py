@@ -73,7 +73,7 @@ def dry_run(ctx: Context) -> CheckRow:
     if engine.python is None or engine.name != "vllm":
         return _row("skip", "no interpreter beside this source" if engine.python is None else "only vLLM can be asked")
     env = {k: x for k, x in os.environ.items() if not k.startswith("PYTHON")} | ctx.options.env
-    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     try:
         done = subprocess.run(
             [str(engine.python), "-c", CODE], input=json.dumps(_job(ctx)), env=env,

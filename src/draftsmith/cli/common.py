@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 
-console = Console()
-error_console = Console(stderr=True)
+from draftsmith.untrusted import printable
+
+
+class CarefulConsole(Console):
+    """A console on which no shown text can steer the terminal: names of models, tensors and prompts are others' words
+    (docs/security.md). rich makes its own escapes after this point."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            clean = segment.text if segment.control else printable(segment.text)
+            yield segment if clean == segment.text else Segment(clean, segment.style)
+
+
+console = CarefulConsole()
+error_console = CarefulConsole(stderr=True)
 
 
 def print_json(value: Any) -> None:

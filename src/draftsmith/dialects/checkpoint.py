@@ -104,9 +104,27 @@ def _mla_shapes(config: DrafterConfig, attn: str) -> dict[str, tuple[int, ...]]:
     }
 
 
+MAX_VOCAB = 1 << 24
+"""No vocabulary is larger; tensors of its length are made while the map is read."""
+
+
+def require_sane_map(config: DrafterConfig, tensors: dict[str, Tensor], source: str) -> None:
+    """UserError where vocabulary or map are longer than any real one; looks at sizes alone."""
+    longest = max(
+        config.vocab_size, config.draft_vocab_size, *(tensors[n].numel() if n in tensors else 0 for n in MAP_TENSORS)
+    )
+    if longest > MAX_VOCAB:
+        raise UserError(
+            f"{source}: a vocabulary or map of {longest:,} tokens",
+            f"none has more than {MAX_VOCAB:,}; reading it would fill the memory",
+            "correct vocab_size and draft_vocab_size in the drafter's config, and d2t and t2d with them",
+        )
+
+
 def require_inventory(config: DrafterConfig, tensors: dict[str, Tensor], source: str) -> None:
     """UserError naming missing, unexpected and misshapen tensors: an engine would leave a missing one uninitialised
     without a word (vllm-facts 2.2a; speculators#1114)."""
+    require_sane_map(config, tensors, source)
     want = tensor_shapes(config)
     missing = sorted(set(want) - set(tensors))
     extra = sorted(set(tensors) - set(want))

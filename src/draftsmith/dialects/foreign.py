@@ -21,7 +21,7 @@ from draftsmith.check.rope import read_rope
 from draftsmith.contract import FILE as CONTRACT
 from draftsmith.contract import Contract, NormSwitches
 from draftsmith.dialects import native
-from draftsmith.dialects.checkpoint import Checkpoint, load_tensors, require_inventory, require_map
+from draftsmith.dialects.checkpoint import Checkpoint, load_tensors, require_inventory, require_map, require_sane_map
 from draftsmith.drafter.config import FILE as NATIVE
 from draftsmith.drafter.config import DrafterConfig, MlaSizes
 from draftsmith.errors import UserError
@@ -53,7 +53,14 @@ def read(
     if (folder / NATIVE).exists():
         return native.read(folder)
     config = load_json(folder / "config.json")
-    drafter = Drafter(folder, str(folder), config, read_weights(folder))
+    weights = read_weights(folder)
+    if weights.problems:
+        raise UserError(
+            f"{folder}: {weights.problems[0]}",
+            "such files are broken, or made to be read otherwise than they look",
+            "copy the drafter's folder again; draftsmith check names everything that is wrong with it",
+        )
+    drafter = Drafter(folder, str(folder), config, weights)
     if not drafter.dialect.eagle3:
         raise UserError(
             f"{folder} is {drafter.dialect.title}, not an EAGLE-3 drafter",
@@ -279,6 +286,7 @@ def _split_fused(config: DrafterConfig, tensors: dict[str, Tensor], notes: list[
 
 def _mend_map(config: DrafterConfig, tensors: dict[str, Tensor], notes: list[str], source: str) -> None:
     """d2t to int64 offsets, t2d made from it; both from nothing only where the vocabularies are equal."""
+    require_sane_map(config, tensors, source)
     D, V = config.draft_vocab_size, config.vocab_size
     t2d = tensors.get("t2d")
     if t2d is not None and t2d.dtype != torch.bool:

@@ -19,7 +19,11 @@ from typing import Any
 
 import httpx
 
+from draftsmith.engine.bounded import TooMuchError, read_lines, require_asked, token_ids, whole, within
 from draftsmith.errors import UserError
+from draftsmith.secrets import HIDDEN, has_userinfo
+from draftsmith.secrets import redact_text as hide
+from draftsmith.untrusted import parse_json
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought")
 """Where servers put reasoning text: vLLM from 0.12, vLLM before and DeepSeek, others."""
@@ -102,6 +106,12 @@ class Stream:
 def root_url(url: str) -> str:
     """http://host:port whether or not /v1 was given."""
     url = url.strip().rstrip("/")
+    if has_userinfo(url):
+        raise UserError(
+            "the server's address holds a password",
+            "it would stand in records and reports",
+            "leave it out of the address and name the variable that holds the key (--api-key-env, capture.api_key_env)",
+        )
     if "://" not in url:
         url = "http://" + url
     return url.removesuffix("/v1")
@@ -156,6 +166,7 @@ class EngineClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url, self._model = root_url(url), model
+        self.timeout, self._key = timeout, api_key
         self.retries, self.backoff, self.on_retry = retries, backoff, on_retry
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -189,13 +200,13 @@ class EngineClient:
         for attempt in range(self.retries + 1):
             wait: float | None = None
             try:
-                response = await self._http.request(method, path, json=body)
+                response = await self._whole(self._http.build_request(method, path, json=body), path)
             except httpx.TransportError as e:
                 reason = f"{type(e).__name__} {e}".strip()
             else:
                 if response.is_success:
                     return response
-                message = _message(response)
+                message = self._message(response)
                 if response.status_code not in RETRY_STATUS:
                     raise RefusedError(response.status_code, message, self.url + path)
                 reason = f"{response.status_code} {message}"
@@ -203,6 +214,17 @@ class EngineClient:
             if attempt < self.retries:
                 await self._pause(attempt, reason, wait)
         raise self._gone(path, reason)
+
+    async def _whole(self, request: httpx.Request, path: str) -> httpx.Response:
+        """Send and read to the end, within bounds of size and time. Redirects are not followed: a server that answers
+        for another is not the one that was named, and a key goes to nobody else."""
+        async with within(2 * self.timeout, self.url + path):
+            return await whole(await self._http.send(request, stream=True), self.url + path)
+
+    def _message(self, response: httpx.Response) -> str:
+        """What the server says is wrong, without our key, which some repeat."""
+        said = _message(response)
+        return hide(said.replace(self._key, HIDDEN) if self._key else said)
 
     def _gone(self, path: str, reason: str) -> UserError:
         return UserError(
@@ -214,7 +236,7 @@ class EngineClient:
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         response = await self._request(method, path, body)
         try:
-            found = response.json()
+            found = parse_json(response.content)
         except ValueError:
             found = None
         if not isinstance(found, dict):
@@ -259,10 +281,11 @@ class EngineClient:
         body = await self._chat_body(messages, sampling)
         found = await self._json("POST", "/v1/chat/completions", body)
         choice = _choice(found, self.url)
-        message = choice.get("message") or {}
+        message = choice.get("message")
+        message = message if isinstance(message, dict) else {}
         return Answer(
-            prompt_token_ids=list(found.get("prompt_token_ids") or choice.get("prompt_token_ids") or []),
-            token_ids=list(choice.get("token_ids") or []),
+            prompt_token_ids=token_ids(found.get("prompt_token_ids") or choice.get("prompt_token_ids"), self.url),
+            token_ids=token_ids(choice.get("token_ids"), self.url),
             text=str(message.get("content") or ""),
             reasoning=_reasoning(message),
             finish_reason=str(choice.get("finish_reason") or ""),
@@ -278,8 +301,8 @@ class EngineClient:
         found = await self._json("POST", "/v1/completions", body)
         choice = _choice(found, self.url)
         return Answer(
-            prompt_token_ids=list(choice.get("prompt_token_ids") or found.get("prompt_token_ids") or []),
-            token_ids=list(choice.get("token_ids") or []),
+            prompt_token_ids=token_ids(choice.get("prompt_token_ids") or found.get("prompt_token_ids"), self.url),
+            token_ids=token_ids(choice.get("token_ids"), self.url),
             text=str(choice.get("text") or ""),
             reasoning="",
             finish_reason=str(choice.get("finish_reason") or ""),
@@ -372,14 +395,27 @@ class EngineClient:
                     finally:
                         await response.aclose()
                     return
-                await response.aread()
-                await response.aclose()
-                reason = f"{response.status_code} {_message(response)}"
+                response = await whole(response, self.url + path)
+                message = self._message(response)
+                reason = f"{response.status_code} {message}"
                 if response.status_code not in RETRY_STATUS:
-                    raise RefusedError(response.status_code, _message(response), self.url + path)
+                    raise RefusedError(response.status_code, message, self.url + path)
             if attempt < self.retries:
                 await self._pause(attempt, reason)
         raise self._gone(path, reason)
+
+    def _event(self, data: str, path: str) -> dict[str, Any]:
+        try:
+            event = parse_json(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise UserError(
+                f"{self.url}{path} sent {data[:120]!r} in its stream, which is no JSON object",
+                "it is no OpenAI-compatible server",
+                "give the address of the server itself (http://host:port)",
+            )
+        return event
 
     async def _stream(self, path: str, body: dict[str, Any]) -> Stream:
         prompt_ids: list[int] = []
@@ -387,16 +423,19 @@ class EngineClient:
         finish = ""
         usage: dict[str, int] = {}
         steps: list[tuple[int, int]] = []
+        asked, count = body.get("max_tokens"), 0
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with self._open(path, body) as (response, sent):
             try:
-                async for line in response.aiter_lines():
+                async for line in read_lines(response, self.url + path):
+                    if time.perf_counter() - sent > 2 * self.timeout:
+                        raise TooMuchError(self.url + path, f"was not done after {2 * self.timeout:,.0f} s")
                     if not line.startswith("data:"):
                         continue
                     data = line[5:].strip()
                     if data == "[DONE]":
                         break
-                    event = json.loads(data)
+                    event = self._event(data, path)
                     if "error" in event:
                         raise UserError(f"{self.url}{path} broke off: {event['error']}", "", "see the server's log")
                     usage = _usage(event) or usage
@@ -405,7 +444,9 @@ class EngineClient:
                         prompt_ids = prompt_ids or choice.get("prompt_token_ids") or event.get("prompt_token_ids") or []
                         delta = choice.get("delta") or {}
                         text = str(choice.get("text") or delta.get("content") or _reasoning(delta) or "")
-                        ids = list(choice.get("token_ids") or [])
+                        ids = token_ids(choice.get("token_ids"), self.url + path)
+                        count += len(ids)
+                        require_asked(count, asked, self.url + path)
                         if ids or text:
                             chunks.append(Chunk(time.perf_counter() - sent, ids, text))
                         finish = choice.get("finish_reason") or finish
@@ -419,8 +460,8 @@ class EngineClient:
 
 
 def _choice(found: dict[str, Any], url: str) -> dict[str, Any]:
-    choices = found.get("choices") or []
-    if not choices:
+    choices = found.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise UserError(f"{url} answered without a choice: {json.dumps(found)[:200]}", "", "see the server's log")
     return dict(choices[0])
 

@@ -91,13 +91,13 @@ def _sites_of_prefix(prefix: Path) -> list[Path]:
 
 
 def _sites_of_python(python: Path) -> list[Path]:
-    """Asks the interpreter itself (its standard library only)."""
+    """Asks the interpreter itself (its standard library only; -I: no module of the folder we are called from)."""
     code = (
         "import json, site, sysconfig as s; p = s.get_paths(); "
         "print(json.dumps([p['purelib'], p['platlib'], *site.getsitepackages(), site.getusersitepackages()]))"
     )
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)
         return [Path(p) for p in dict.fromkeys(json.loads(done.stdout)) if Path(p).is_dir()]
     except (OSError, subprocess.SubprocessError, ValueError) as e:
         raise UserError(

@@ -32,6 +32,9 @@ NEEDED_BYTES = {"cpu": 3 * 2**30, "cuda": 14 * 2**30}
 
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Python does not look for modules in the folder that it is called from: pip.py or vllm.py there would be run."""
+
 USELESS_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """PyPI's builds of these link CUDA and break `import transformers` beside a CPU torch; vLLM's CPU text path needs none."""
 
@@ -93,7 +96,7 @@ def _pip(python: Path, args: list[str], log: Path, ui: Ui) -> list[str]:
     command = [str(python), "-m", "pip", *args]
     lines: list[str] = []
     last = time.monotonic()
-    env = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
+    env = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"} | SAFE_PATH
     with log.open("a", encoding="utf-8") as out:
         out.write("$ " + " ".join(command) + "\n")
         with subprocess.Popen(
@@ -200,7 +203,9 @@ def verify(python: Path, package: str = "vllm") -> str:
     platform = "platforms.current_platform.device_type" if package == "vllm" else "''"
     more = "from vllm import platforms; " if package == "vllm" else ""
     code = f"import {package}; {more}print('VERSION', {package}.__version__, {platform})"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=False, timeout=600, env=os.environ | SAFE_PATH
+    )
     found = re.search(r"^VERSION (\S+) ?(\S*)$", done.stdout, re.M)
     if done.returncode or not found:
         tail = [line for line in done.stderr.strip().splitlines() if line.strip()][-4:]

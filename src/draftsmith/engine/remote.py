@@ -25,8 +25,12 @@ from draftsmith.engine.process import Guarded, free_port
 from draftsmith.engine.server import Server
 from draftsmith.errors import Exit, UserError
 
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""No terminal, no questions, and a dead line is noticed within a minute. Host keys are checked as ssh is set up to."""
+OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+    *("-o", "StrictHostKeyChecking=yes"),
+)
+"""No terminal, no questions, a dead line is noticed within a minute; and an unknown host key ends it, whatever
+~/.ssh/config says: the command that runs there is ours, and so are the weights that it is given."""
 
 PROBE = """
 import glob, json, os, socket, sys
@@ -85,8 +89,15 @@ def _pack(job: Mapping[str, Any]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(job).encode(), 9)).decode()
 
 
+def require_host(host: str) -> None:
+    """UserError where ssh would take the host for an option of its own, such as one that runs a command here."""
+    if host.startswith("-"):
+        raise UserError(f"{host!r} is no host", "ssh would take it for an option", "write user@host")
+
+
 def _ssh(host: str) -> list[str]:
     """ssh's words for "user@host" or "user@host:port"."""
+    require_host(host)
     name, colon, port = host.rpartition(":")
     return ["ssh", *OPTIONS, *(["-p", port, name] if colon and port.isdigit() else [host])]
 
@@ -155,7 +166,7 @@ class RemoteServer(Server):
         return flags_in(self.found["files"])
 
     def environment(self) -> dict[str, str]:
-        added = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+        added = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
         if self.engine.platform == "cpu":
             added |= {"VLLM_CPU_KVCACHE_SPACE": str(self.kv_gib)}
             if self.found["iomp"]:

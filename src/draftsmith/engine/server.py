@@ -25,6 +25,7 @@ from draftsmith.engine.process import Guarded, free_port, require_free
 from draftsmith.engine.server_death import explain_death
 from draftsmith.errors import Exit, UserError
 from draftsmith.recipe import EngineSection
+from draftsmith.secrets import require_none
 from draftsmith.ui import QuietUi, Ui
 
 SERVED_NAME = "target"
@@ -83,6 +84,7 @@ class Server:
                 "vLLM then takes it from the folder's name, and loads an EAGLE-3 drafter as a plain model",
                 'put "method": "eagle3" into it',
             )
+        require_none(list(args), dict(env or {}), "what the engine is started with")
         self.engine, self.model, self.log, self.name = engine, str(model), log, name
         self.speculative = dict(speculative) if speculative is not None else None
         self.max_model_len, self.dtype = max_model_len, engine_dtype(dtype)
@@ -131,7 +133,8 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """Variables added to the user's own; those given by the user win."""
-        added = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+        # PYTHONSAFEPATH: `python -m` would look for vllm and all it imports in the folder we were called from first.
+        added = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
         if Path(self.model).is_dir():
             # Nothing is fetched for a folder; without this a hub that does not answer costs minutes.
             added |= {"HF_HUB_OFFLINE": "1"}

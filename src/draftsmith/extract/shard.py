@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftsmith.errors import UserError
 from draftsmith.extract.states import States
 from draftsmith.record import read_json, sha256_file, write_json
 
@@ -193,4 +194,16 @@ class ShardWriter:
 def read_index(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     """A shard's .json: the record and its rows."""
     found = read_json(path)
-    return found, [Entry(**row) for row in found["rows"]]
+    rows = [Entry(**row) for row in found["rows"]]
+    require_own(rows, path)
+    return found, rows
+
+
+def require_own(rows: list[Entry], path: Path) -> None:
+    """UserError where an index names another shard than its own: that could be any file of this machine."""
+    if strange := next((e for e in rows if e.shard != path.stem), None):
+        raise UserError(
+            f"{path}: row {strange.row_id!r} is said to lie in {strange.shard!r}",
+            "an index names rows of its own shard alone",
+            "the store was tampered with or mixed up; copy it again, or remove that shard and extract again",
+        )

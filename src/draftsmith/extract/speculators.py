@@ -26,6 +26,7 @@ from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateStore, StateWriter
 from draftsmith.record import content_hash, write_json
+from draftsmith.untrusted import inside
 
 STATES = "hidden_states"
 ROW_ID = "speculators-{:08d}"
@@ -43,8 +44,14 @@ def _tables(folder: Path) -> Iterator[tuple[list[int], list[int]]]:
             "it names the arrow files that hold token ids and loss masks",
             "give the folder that speculators' data preparation wrote (it holds hidden_states/)",
         ) from None
-    for name in files:
-        with pa.memory_map(str(folder / name)) as source, pa.ipc.open_stream(source) as reader:
+    try:
+        paths = [inside(folder, str(name)) for name in files]
+    except ValueError as e:
+        raise UserError(
+            f"{folder / 'state.json'}: {e}", "files elsewhere are not part of it", "copy the folder"
+        ) from None
+    for path in paths:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             for batch in reader:
                 ids, masks = batch.column("input_ids"), batch.column("loss_mask")
                 for i in range(batch.num_rows):
@@ -86,6 +93,14 @@ def _states(path: Path, ids: list[int], mask: list[int], aux_layers: int, hidden
     )
 
 
+def inside_or_refused(folder: Path, path: Path) -> None:
+    """UserError where a link leads out of the data folder."""
+    try:
+        inside(folder, str(path.relative_to(folder)))
+    except ValueError as e:
+        raise UserError(f"{folder}: {e}", "states elsewhere are not part of it", "copy the file itself") from None
+
+
 def read_speculators(source: Path, target: Path, contract: Contract) -> dict[str, Any]:
     """Make a bf16 store of a speculators data folder. contract: with the target's facts and aux layers.
 
@@ -96,6 +111,8 @@ def read_speculators(source: Path, target: Path, contract: Contract) -> dict[str
     with StateWriter(target, contract, make_codec("bf16")) as writer:
         for i, (ids, mask) in enumerate(_tables(source)):
             path, row_id = source / STATES / f"hs_{i}.safetensors", ROW_ID.format(i)
+            if path.is_symlink():
+                inside_or_refused(source, path)
             if not path.is_file():
                 left["no states were made for the row"] += 1
                 continue

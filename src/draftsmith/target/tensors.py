@@ -6,18 +6,19 @@ a matrix are therefore one byte range, on a disk and over HTTP alike.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from draftsmith.errors import UserError
 from draftsmith.target.config import load_config
+from draftsmith.untrusted import MAX_JSON, inside, parse_json, read_json
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -33,7 +34,9 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-MAX_HEADER = 200 << 20
+MAX_HEADER = 100_000_000
+"""Bytes; safetensors' own reader refuses more."""
+MAX_INDEX = 4 * MAX_JSON
 GAP_ROWS = 16
 """Rows between two wanted ones that are read along rather than asked for apart."""
 
@@ -80,22 +83,31 @@ def read_header(file: Bytes) -> dict[str, Entry]:
         (length,) = struct.unpack("<Q", file.read(0, 8))
         if not 2 <= length <= min(MAX_HEADER, size - 8):
             raise ValueError(f"header of {length} bytes in a file of {size}")
-        header = json.loads(file.read(8, length))
+        header = parse_json(file.read(8, length))
         out = {}
         for name, e in header.items():
             if name == "__metadata__":
                 continue
             begin, end = e["data_offsets"]
-            if end + 8 + length > size:
-                raise ValueError(f"{name} ends after the end of the file")
+            if not 0 <= begin <= end <= size - 8 - length:
+                raise ValueError(f"{name} does not lie inside the file")
+            if not _sound(e["dtype"], e["shape"], end - begin):
+                raise ValueError(f"{name} is {e['dtype']} {e['shape']} in {end - begin} bytes")
             out[name] = Entry(file, e["dtype"], tuple(e["shape"]), 8 + length + begin, end - begin)
-    except (struct.error, ValueError, KeyError, TypeError) as e:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(
             f"{file.name} is no whole safetensors file: {e}",
             "a download that was cut off looks like this (or a pointer left by git-lfs)",
             "download it again",
         ) from None
     return out
+
+
+def _sound(dtype: Any, shape: Any, length: int) -> bool:
+    """Whether shape and dtype fill just these bytes; dtypes that are not known here are read by nobody."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        return False
+    return dtype not in DTYPES or math.prod(shape) * DTYPES[dtype].itemsize == length
 
 
 def read_tensor(entry: Entry, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -207,7 +219,14 @@ def local_files(folder: Path) -> list[Path]:
     parsed = None
     if index.is_file():
         try:
-            parsed = json.loads(index.read_text(encoding="utf-8"))
+            parsed = read_json(index, MAX_INDEX)
         except ValueError as e:
             raise UserError(f"{index} is not JSON: {e}", "", "download it again") from None
-    return [folder / f for f in choose_files(present, parsed, str(folder))]
+    try:
+        return [inside(folder, f) for f in choose_files(present, parsed, str(folder))]
+    except ValueError as e:
+        raise UserError(
+            f"{folder}: {e}",
+            "a file that came with a model must not choose what is read elsewhere on this machine",
+            "copy the weights themselves into the folder",
+        ) from None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from draftsmith.errors import UserError
 from draftsmith.record import content_hash, sha256_bytes, sha256_file
+from draftsmith.untrusted import read_json
 
 Thinking = Literal["default", "on", "off"]
 Message = dict[str, Any]
@@ -50,7 +51,7 @@ class RenderError(Exception):
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -48,6 +48,9 @@ def settings() -> dict[str, Any] | None:
     layers = found.get("layers")
     if not layers or sorted(set(layers)) != list(layers):
         raise RuntimeError(f"{NAME}: {VARIABLE} has layers {layers}; distinct, ascending ids are needed")
+    if not Path(str(found.get("folder", ""))).is_absolute():
+        # A relative one would depend on the folder that the engine happens to be started in.
+        raise RuntimeError(f"{NAME}: {VARIABLE} names no absolute folder")
     return dict(found)
 
 
