@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.check.types import TensorHeader
 from draftsmith.errors import UserError
+from draftsmith.untrusted import inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,21 +166,14 @@ def _glance(path: Path) -> int | None:
 
 
 def _inside(folder: Path, name: str) -> Path | str:
-    """The file `name` of the folder, or a sentence why it is refused. A link may leave the folder only into the blob
-    store of the same hub-cache entry (models--owner--name/{snapshots/REV/FILE → blobs/HASH})."""
-    if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
-        return f"the index names {name[:80]!r}, which is not a file of this folder"
-    path = folder / name
+    """The file `name` of the folder, or a sentence why it is refused (untrusted.inside)."""
     try:
-        real, home = path.resolve(), folder.resolve()
+        path = inside(folder, name)
         there = path.is_file()
-    except (OSError, RuntimeError, ValueError) as e:
-        return f"{name[:80]!r} cannot be resolved: {type(e).__name__}"
-    allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(a) for a in allowed):
-        return f"{name!r} is a link that leaves the folder"
+    except ValueError as e:
+        return f"the index names {e}" if "not a file" in str(e) else str(e)
+    except OSError as e:
+        return f"{name[:80]!r} cannot be looked at: {e.strerror}"
     return path if there else f"{name!r} is missing"
 
 
