@@ -205,6 +205,12 @@ def run_all(jobs: list[dict], results_file: Path, seconds: float, preloaded: Pre
 def main() -> None:
     die_with_parent()
     jobs_file, results_file, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    mine = results_file.with_name("running.lock").open("a")
+    try:
+        fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another run works on {results_file.name} already; nothing done", flush=True)
+        return
     done = set()
     if results_file.exists():
         done = {json.loads(x)["name"] for x in results_file.read_text().splitlines() if x.strip()}
