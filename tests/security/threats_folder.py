@@ -54,7 +54,7 @@ def index_to(folder: Path, name: str) -> None:
 def _(tmp: Path) -> None:
     victim(tmp / "other")
     index_to(tmp / "model", "../other/secret.safetensors")
-    require("lm_head.weight" not in headers.read_weights(tmp / "model").tensors, "another folder's tensors were read")
+    require(headers.read_weights(tmp / "model").nbytes == 0, "another folder's file was opened")
 
 
 @threat("T02", "weights are a link out of the folder (check)", no_inside("draftsmith.check.headers"))
