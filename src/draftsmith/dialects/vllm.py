@@ -111,6 +111,9 @@ def write(
         {str(t.dtype).removeprefix("torch.") for n, t in checkpoint.tensors.items() if t.is_floating_point()} - {dtype}
     )
     tensors = {file_name(n): t for n, t in checkpoint.cast(DTYPES[dtype]).tensors.items()}
+    if config.draft_vocab_size == config.vocab_size:
+        # The engine makes room for a map only where the vocabularies differ, and refuses one that it has no room for.
+        tensors = {n: t for n, t in tensors.items() if n not in ("d2t", "t2d")}
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(folder / WEIGHTS, tensors)
     written = verify_written(folder / WEIGHTS, tensors)
