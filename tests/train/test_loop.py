@@ -202,3 +202,11 @@ def test_learning_rate_and_draft_steps_follow_progress():
     assert s.rate(1.0) == pytest.approx(0.1)
     assert s.rate(0.3) > s.rate(0.6)
     assert [s.draft_steps(x) for x in (0, 0.49, 0.5, 1)] == [1, 1, 3, 3]
+
+
+def test_the_figures_count_the_tokens_trained_on_apart_from_those_held_out(tmp_path):
+    run = training(tmp_path)
+    result = run.run()
+    trained = sum(run.source.rows[i].tokens for n in range(result["packs"]) for i in run.order.pack(n))
+    held = sum(e.tokens - e.boundary for e in run.split.held_out)
+    assert result["tokens"] == trained and result["held_out_tokens"] == held != trained

@@ -208,10 +208,16 @@ class RowWriter:
             self.on_close(closed)
 
     def _append(self, line: dict[str, Any]) -> None:
-        with (self.folder / LEDGER).open("ab") as f:
-            f.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
-            f.flush()
-            os.fsync(f.fileno())
+        path = self.folder / LEDGER
+        size = path.stat().st_size if path.is_file() else 0
+        try:
+            with path.open("ab") as f:
+                f.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError:  # a half line would swallow the next one
+            os.truncate(path, size)
+            raise
 
 
 def write_rows(folder: Path, rows: Iterable[Row], every_rows: int = 500) -> int:

@@ -7,6 +7,7 @@ for and no other (an eighth of a second, of the one that a check takes); `app` h
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from functools import cache
@@ -110,7 +111,7 @@ def main() -> None:
         error_console.print("stopped; the same command goes on from here", markup=False)
         raise SystemExit(130) from None
     except OSError as e:
-        if e.errno == 28:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             show_error(
                 UserError(
                     f"the disk is full: {e}",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.errors import UserError
 from draftsmith.record import sha256_file
+from draftsmith.tensor_file import write_tensors
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 MAP_TENSORS = ("d2t", "t2d")
@@ -171,9 +171,7 @@ def require_map(config: DrafterConfig, tensors: dict[str, Tensor], source: str) 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write safetensors atomically, names sorted, so equal tensors give equal bytes."""
-    part = path.with_name(f".{path.name}.part")
-    save_file({n: tensors[n].contiguous() for n in sorted(tensors)}, part, metadata={"format": "pt"})
-    part.replace(path)
+    write_tensors(path, {n: tensors[n] for n in sorted(tensors)}, {"format": "pt"})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from draftsmith.extract.codecs import Codec, make_codec
 from draftsmith.extract.rows import Item
 from draftsmith.extract.states import States
 from draftsmith.record import free_bytes
+from draftsmith.tensor_file import write_tensors
 
 
 def pack_bytes(codec: Codec, pack: Sequence[Item], layers: int, hidden: int) -> int:
@@ -114,12 +115,9 @@ class FileRing:
         return self.folder / f"pack-{number}.safetensors"
 
     def put(self, number: int, states: Sequence[States]) -> None:
-        from safetensors.torch import save_file
-
         try:
-            save_file(to_tensors(self.codec, states), str(self._path(number)))
-        except Exception as e:  # safetensors raises its own kind for a full disk
-            self._path(number).unlink(missing_ok=True)
+            write_tensors(self._path(number), to_tensors(self.codec, states))
+        except OSError as e:
             raise UserError(
                 f"a pack of states cannot be written to {self.folder}: {e}",
                 "the disk is full, or was taken away",

@@ -142,6 +142,7 @@ class ShardWriter:
             described[f"{number}.pad"] = {"dtype": "U8", "shape": [pad], "data_offsets": [at, at + pad]}
             blocks.append(memoryview(bytes(pad)))
             at += pad
+        self._file.seek(HEADER_ROOM + start)  # an earlier row may have failed half-way: disk full
         for raw in blocks:
             crc = zlib.crc32(raw, crc)
             self._file.write(raw)

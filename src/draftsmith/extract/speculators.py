@@ -26,6 +26,7 @@ from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateStore, StateWriter
 from draftsmith.record import content_hash, write_json
+from draftsmith.tensor_file import write_tensors
 from draftsmith.untrusted import inside
 
 STATES = "hidden_states"
@@ -138,7 +139,6 @@ def write_speculators(store: StateStore, target: Path) -> dict[str, Any]:
     """Write a store as a speculators data folder. Where the store keeps no final state (prompt tokens before
     final_start, which carry no loss), zeros stand in. UserError if the codec keeps no final state at all."""
     import pyarrow as pa
-    from safetensors.torch import save_file
 
     if store.codec.needs_topk:
         raise UserError(
@@ -158,9 +158,7 @@ def write_speculators(store: StateStore, target: Path) -> dict[str, Any]:
             assert s.final is not None
             missing = s.final.new_zeros(s.final_start, s.final.shape[1])
             block = torch.cat([s.aux, torch.cat([missing, s.final]).unsqueeze(1)], dim=1)
-            part = target / STATES / f".hs_{i}.part"
-            save_file({"hidden_states": block.contiguous(), "token_ids": s.token_ids.contiguous()}, part)
-            part.replace(target / STATES / f"hs_{i}.safetensors")
+            write_tensors(target / STATES / f"hs_{i}.safetensors", {"hidden_states": block, "token_ids": s.token_ids})
             columns = [[s.token_ids.tolist()], [loss_mask(s).tolist()], [s.tokens]]
             out.write_batch(
                 pa.record_batch([pa.array(c, type=f.type) for c, f in zip(columns, schema, strict=True)], schema)

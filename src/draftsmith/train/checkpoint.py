@@ -8,20 +8,19 @@ index is a pickle, read by dcp_reader.py), and any number of ranks reads either.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.drafter.model import Drafter
 from draftsmith.errors import UserError
 from draftsmith.record import read_json, write_json
+from draftsmith.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from draftsmith.train.core import Core
@@ -72,12 +71,8 @@ def save_state(folder: Path, core: Core, ranks: Ranks, facts: dict[str, Any]) ->
     if ranks.count > 1:
         _save_sharded(folder, core, ranks, facts)
         return
-    part = folder / f".{RESUME}.part"
-    tensors = {n: t.detach().cpu().contiguous() for n, t in core.state().items()}
-    save_file(tensors, part, metadata={_KEY: json.dumps(facts, sort_keys=True)})
-    with part.open("rb") as f:
-        os.fsync(f.fileno())
-    part.replace(folder / RESUME)
+    tensors = {n: t.detach().cpu() for n, t in core.state().items()}
+    write_tensors(folder / RESUME, tensors, {_KEY: json.dumps(facts, sort_keys=True)})
 
 
 def _save_sharded(folder: Path, core: Core, ranks: Ranks, facts: dict[str, Any]) -> None:

@@ -198,7 +198,8 @@ class Training:
             **({} if p.start is None else {"start_acceptance_length": round(p.start, 6)}),
             "stopped": p.finished or "all packs done",
             "baseline": round(p.baseline, 6),
-            **p.best_figures,
+            "held_out_tokens": p.best_figures.get("tokens", 0),
+            **{k: v for k, v in p.best_figures.items() if k != "tokens"},
         }
 
     last_loss = float("nan")

@@ -120,16 +120,16 @@ def open_source(run: Run, folder: Path) -> AbstractContextManager[Any]:
 
 def stream_rms(run: Run, folder: Path, source: Any, rows: Sequence[Any]) -> Tensor:
     """data.channel_rms of a stream: made once and kept, so that a resume scales as before to the last bit."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
+    from draftsmith.tensor_file import write_tensors
     from draftsmith.train.data import channel_rms
     from draftsmith.train.parallel import Ranks
 
     path = folder / RMS
     if not path.is_file() and Ranks.current().first:
         rms = channel_rms(source, rows, STREAM_RMS_TOKENS)
-        save_file({"rms": rms}, str(path.with_suffix(".part")))
-        path.with_suffix(".part").replace(path)
+        write_tensors(path, {"rms": rms})
     Ranks.current().wait()
     return load_file(str(path))["rms"]
 
