@@ -61,12 +61,11 @@ def job_of(name: str, case: Case, target: Path, drafter: Path) -> dict[str, Any]
 
 
 def prepare(work: Path) -> Path:
-    """Write every pair once, and the list of jobs."""
+    """Write every pair once, and the list of jobs; a table that has grown since is caught up with."""
     jobs = work / "jobs.jsonl"
-    if jobs.exists():
-        return jobs
-    lines = []
-    for name in [GOOD, *TABLE]:
+    lines = jobs.read_text().splitlines() if jobs.exists() else []
+    there = {json.loads(line)["name"] for line in lines}
+    for name in [n for n in [GOOD, *TABLE] if n not in there]:
         case = make_case(name, work)
         target, drafter = case.write(work / "pairs" / (name if name != GOOD else "good"))
         lines.append(json.dumps(job_of(name, case, target, drafter)))

@@ -270,6 +270,24 @@ PROPOSER = """
 """
 
 
+CONFIG_NAMES = """
+    CONFIG_MAPPING_NAMES = OrderedDict([
+        ("llama", "LlamaConfig"),
+        ("qwen2", "Qwen2Config"),
+        ("qwen3", "Qwen3Config"),
+        ("qwen3_next", "Qwen3NextConfig"),
+        ("phi3", "Phi3Config"),
+        ("deepseek_v2", "DeepseekV2Config"),
+        ("deepseek_v3", "DeepseekV3Config"),
+    ])
+"""
+OWN_CONFIGS = """
+    _CONFIG_REGISTRY = LazyConfigDict(
+        kimi_k2="DeepseekV3Config",
+    )
+"""
+
+
 def _table(rows: dict[str, tuple[str, str]]) -> str:
     return "{\n" + "".join(f'    "{a}": ("{m}", "{c}"),\n' for a, (m, c) in rows.items()) + "}\n"
 
@@ -304,6 +322,8 @@ def write_engine(folder: Path, kind: str) -> Path:
         ),
         "vllm/transformers_utils/model_arch_config_convertor.py": MLA,
         "vllm/v1/spec_decode/llm_base_proposer.py": PROPOSER,
+        "vllm/transformers_utils/config.py": OWN_CONFIGS,
+        "transformers/models/auto/configuration_auto.py": CONFIG_NAMES,
         f"vllm{'_cpu' if cpu else ''}-{version}.dist-info/METADATA":
             f"Metadata-Version: 2.1\nName: vllm{'-cpu' if cpu else ''}\nVersion: {version}\n\n",
     }  # fmt: skip

@@ -129,6 +129,13 @@ def method_eagle(case: Case) -> None:
 @mutant
 def method_draft_model(case: Case) -> None:
     case.options["method"] = "draft_model"
+    case.folder = "final"
+
+
+@mutant
+def method_draft_model_by_name(case: Case) -> None:
+    """The folder's name wins over the method that is given."""
+    case.options["method"] = "draft_model"
 
 
 @mutant
@@ -153,6 +160,21 @@ def eagle1_head(case: Case) -> None:
     for n in ("q_proj", "k_proj", "v_proj"):
         case.t[f"{P}self_attn.{n}.weight"] = bf16(as_f32(case.t[f"{P}self_attn.{n}.weight"])[:, : tp.HIDDEN])
     case.contract = None
+
+
+@mutant
+def activation_of_another_kind(case: Case) -> None:
+    case.c["hidden_act"] = "gelu"
+
+
+@mutant
+def model_type_of_nobody(case: Case) -> None:
+    case.c["model_type"] = "eagle3_llama"
+
+
+@mutant
+def model_type_absent(case: Case) -> None:
+    del case.c["model_type"]
 
 
 # --- names and inventory
@@ -180,6 +202,17 @@ _missing("missing_d2t", "d2t", "t2d")
 def layer_rename_lost(case: Case) -> None:
     """A converter that forgot midlayer. → layers.0.: the whole layer stays random (speculators#1114)."""
     rename(case, lambda n: n.replace(P, "layers.1."))
+
+
+@mutant
+def layer_in_two_spellings(case: Case) -> None:
+    """A merge of two checkpoints: midlayer.* beside layers.0.*."""
+    case.t["midlayer.hidden_norm.weight"] = bf16(np.full(tp.HIDDEN, 3.0))
+
+
+@mutant
+def mlp_bias_without_tensors(case: Case) -> None:
+    case.c["mlp_bias"] = True
 
 
 @mutant
@@ -388,6 +421,18 @@ def draft_vocab_absent(case: Case) -> None:
 @mutant
 def draft_vocab_zero(case: Case) -> None:
     case.c["draft_vocab_size"] = 0
+
+
+@mutant
+def map_of_the_whole_vocabulary(case: Case) -> None:
+    """A d2t of zeros beside a full head (the engine has no parameter for it)."""
+    case.c["draft_vocab_size"] = tp.VOCAB
+    head = np.zeros((tp.VOCAB, tp.HIDDEN), "f4")
+    head[_ids(case)] = as_f32(case.t["lm_head.weight"])
+    case.t["lm_head.weight"] = bf16(head)
+    case.t["d2t"] = np.zeros(tp.VOCAB, dtype="<i8")
+    case.t["t2d"] = np.ones(tp.VOCAB, dtype="?")
+    case.contract = None
 
 
 @mutant

@@ -93,6 +93,16 @@ def speculators_norm_before_fc_on_an_old_release(case: Case) -> None:
     case.contract = None
 
 
+@mutant
+def sliding_layer(case: Case) -> None:
+    case.c["layer_types"], case.c["sliding_window"] = ["sliding_attention"], 16
+
+
+@mutant
+def layer_types_of_the_target(case: Case) -> None:
+    case.c["layer_types"] = ["full_attention"] * tp.LAYERS
+
+
 # --- aux layers
 
 

@@ -10,6 +10,7 @@ from asked import ask, ask_verdict, engine
 from mutant_case import Case
 
 from draftsmith.check.before import before_training, require_servable
+from draftsmith.engine.releases import answers
 from draftsmith.errors import Exit, UserError
 
 
@@ -44,6 +45,15 @@ def test_p02_the_list_takes_qwen3_moe_but_the_class_does_not(tmp_path: Path) -> 
 
     rows = ask(tmp_path, change, "old")
     assert rows["gate.list"].status == "pass" and rows["gate.interface"].status == "fail"
+
+
+def test_p03_the_release_that_first_takes_qwen3_next_is_named() -> None:
+    """vllm#33329: "qwen" is on every list since 0.10.1, the class has the interface since 0.24."""
+    found = {a.version: a for a in answers({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"})}
+    takers = [version for version, a in found.items() if a.takes]
+    assert takers[0].startswith("0.24.")
+    old = found["0.19.1"]
+    assert old.listed and old.interface is False and old.takes is False
 
 
 def test_p04_support_is_never_inferred_from_the_list(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("form.architecture", "an architecture that the engine has not registered", "engine", "TorchSpec#61; vllm#30987"),
     ("form.mla_type", "an MLA drafter under a model_type that the engine does not take for MLA", "engine",
      "vllm#45764; vllm/transformers_utils/model_arch_config_convertor.py"),
+    ("form.activation", "an activation other than silu", "", "vllm/model_executor/models/llama.py: LlamaMLP"),
+    ("form.model_type", "a model_type that no config class has", "engine", "transformers AutoConfig"),
     ("form.override", "a model_type or architecture that the engine turns into an MTP head's before the method is looked "
      "at (deepseek_v3, qwen3_next, …)", "engine", "vllm/config/speculative.py: hf_config_override"),
     ("form.mla_query", "an MLA drafter without q_lora_rank on a class that cannot load one", "engine",
@@ -116,6 +118,8 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
      "llm_base_proposer.py: image_token_index"),
     ("runner.tokens", "num_speculative_tokens that the engine refuses", "", "vllm/config/speculative.py"),
     ("silence.switches", "a switch that this release does not read", "engine", "vllm#42764; vllm#46488; vllm#38111"),
+    ("silence.window", "a sliding window that came with the target's layer_types", "engine",
+     "vllm/model_executor/models/llama.py: per_layer_sliding_window"),
     ("silence.residual", "norm_before_residual left to a default that differs by format", "", "speculators#297"),
     ("silence.bias", "bias tensors that the loader drops", "headers", "models/utils.py: ignore_unexpected_suffixes"),
     ("silence.embedding", "an embedding of its own that is not the target's", "target headers deep",

@@ -110,6 +110,18 @@ class Drafter:
         return {canonical(n)[0]: t for n, t in self.weights.tensors.items()}
 
     @cached_property
+    def twice(self) -> list[tuple[str, str]]:
+        """Pairs of names that become one in the engine."""
+        seen: dict[str, str] = {}
+        out = []
+        for name in self.weights.tensors:
+            one = canonical(name)[0]
+            if one in seen:
+                out.append((seen[one], name))
+            seen.setdefault(one, name)
+        return out
+
+    @cached_property
     def stray_prefixes(self) -> dict[str, str]:
         """Stray prefix → one name that carries it."""
         return {p: n for n in self.weights.tensors if (p := canonical(n)[1])}
@@ -170,6 +182,9 @@ class Drafter:
             out |= self._mla(p, wide, h) if self.form == "mla" else self._attention(p, wide, h)
             out[p + "mlp.gate_proj.weight"] = out[p + "mlp.up_proj.weight"] = (i, h)
             out[p + "mlp.down_proj.weight"] = (h, i)
+            if self.form == "llama" and self.config.get("mlp_bias") is True:  # models/llama.py: LlamaMLP alone reads it
+                out[p + "mlp.gate_proj.bias"] = out[p + "mlp.up_proj.bias"] = (i,)
+                out[p + "mlp.down_proj.bias"] = (h,)
         return out
 
     @property

@@ -79,6 +79,40 @@ def config(look: Look) -> Finding:
     return ok(f"{len(d.config)} keys, model_type {d.model_type}, {layers} layer(s)")
 
 
+@finding("form.activation")
+def activation(look: Look) -> Finding:
+    """Every EAGLE-3 drafter class builds a SiLU-gated MLP and refuses another name (models/llama.py: LlamaMLP)."""
+    name = look.drafter.config.get("hidden_act", "silu")
+    if name == "silu":
+        return ok("silu")
+    return fail(
+        f"hidden_act is {v.shown(name)}: the drafter classes take silu only, and raise while they are built",
+        "train with silu; where silu was trained and the target's name was copied, write silu",
+    )
+
+
+@finding("form.model_type")
+def model_type(look: Look) -> Finding:
+    d = look.drafter
+    if d.speculators:
+        return ok("a speculators config has a class of its own")
+    name = d.config.get("model_type")
+    if not isinstance(name, str) or not name:
+        return fail(
+            f"model_type is {v.shown(name)}: the library cannot tell which config class this is",
+            f'write "model_type": "{look.release.mla_type(d) if d.form == "mla" else d.form}"',
+        )
+    known = look.release.knows_type(name)
+    if known is None:
+        return ok(f"{name} (no transformers beside the engine's source: not looked up)")
+    if known:
+        return ok(f"{name} is known to the engine's libraries")
+    return fail(
+        f"model_type {name!r} is known neither to the transformers beside {look.release.label} nor to it",
+        f'write "model_type": "{look.release.mla_type(d) if d.form == "mla" else d.form}"',
+    )
+
+
 @finding("form.dialect")
 def dialect(look: Look) -> Finding:
     d = look.drafter.dialect
@@ -97,12 +131,20 @@ def method_of_path(path: str) -> str:
     return "draft_model"
 
 
+KEPT = ("eagle", "dflash", "dspark", "medusa", "mtp", "ngram", "ngram_gpu", "suffix", "mlp_speculator")
+"""Methods that the engine takes as given; what a path says counts for others (vllm/config/speculative.py)."""
+
+
 @finding("form.method")
 def method(look: Look) -> Finding:
     d, given = look.drafter, look.options.method
     if given is not None:
         if given == "eagle3":
             return ok("method eagle3, as given")
+        if given not in KEPT and method_of_path(d.typed) == "eagle3":
+            return warn(
+                f"method {given!r} is given, but the engine lets the folder's name decide: eagle3", "use method eagle3"
+            )
         why = f"architecture {d.declared}" + (", has d2t" if d.has("d2t") else "")
         return fail(f"method {given!r}, but the drafter is EAGLE-3 ({why})", "use method eagle3")
     made = method_of_path(d.typed)

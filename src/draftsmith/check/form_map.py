@@ -6,6 +6,9 @@ from itertools import pairwise
 
 from draftsmith.check.look import MAX_MAP, Finding, Look, fail, finding, ok, skip, warn
 
+EXACT = ("I32", "U32", "U64", "F32", "F64")
+"""Types other than I64 in which every offset below 2**24 is itself: read back right, where it is cast."""
+
 
 def reduced(look: Look) -> bool | None:
     """Whether the engine will use a map: the draft vocabulary is not the whole one; None = cannot be told."""
@@ -24,7 +27,7 @@ def map_there(look: Look) -> Finding:
         return skip("vocab_size cannot be read (form.config)")
     if not need:
         if d.has("d2t"):
-            return warn(
+            return fail(
                 "d2t is there, but the draft vocabulary is the whole one: the engine has no map to load it into",
                 "leave d2t out, or write draft_vocab_size as trained",
             )
@@ -47,9 +50,15 @@ def map_type(look: Look) -> Finding:
     if len(t.shape) != 1 or t.shape[0] != d.draft_vocab:
         return fail(f"d2t is {list(t.shape)}, but draft_vocab_size is {d.draft_vocab}",
                     "the map, lm_head and draft_vocab_size are of one length")  # fmt: skip
+    if t.dtype in EXACT:
+        index = not t.dtype.startswith("F") or (look.engine_known and look.release.is_vllm)
+        return (warn if index else fail)(
+            f"d2t is {t.dtype}, not I64: vLLM casts it without a word"
+            + ("" if index else ", other engines index with it and raise"),
+            "save it as int64",
+        )
     if t.dtype != "I64":
-        return fail(f"d2t is {t.dtype}, not I64: it loads without a word, and large offsets lose their last digits"
-                    if t.dtype.startswith(("F", "B")) else f"d2t is {t.dtype}, not I64",
+        return fail(f"d2t is {t.dtype}, not I64: it loads without a word, and offsets lose digits or do not fit",
                     "save it as int64")  # fmt: skip
     return ok(f"int64 [{t.shape[0]:,}]")
 

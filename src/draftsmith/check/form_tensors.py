@@ -25,10 +25,11 @@ def inventory(look: Look) -> Finding:
         missing = [n for n in missing if n.rsplit(".", 1)[0] not in stems]
     if not missing:
         return ok(f"all {len(d.required)} tensors of a {d.form} drafter are there")
-    if set(missing) == set(biases):
+    if set(missing) <= set(biases):
+        switch = "mlp_bias" if all(".mlp." in n for n in missing) else "attention_bias"
         return fail(
-            f"attention_bias is true, but {', '.join(missing[:3])} are missing: they stay uninitialised",
-            "write attention_bias: false, or export the biases",
+            f"{switch} is true, but {', '.join(missing[:3])} are missing: they stay uninitialised",
+            f"write {switch}: false, or export the biases",
         )
     what = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     return fail(
@@ -45,6 +46,11 @@ def names(look: Look) -> Finding:
         return fail(
             f"names begin with {prefix!r} ({name}): the loader puts 'model.' before them itself and finds no such module",
             f"strip {prefix!r} from every name (draftsmith convert does)",
+        )
+    if twice := d.twice:
+        return fail(
+            f"{' and '.join(twice[0])} are one tensor to the loader: the one that is read last stays",
+            "export the layer under one spelling",
         )
     known = set(d.required) | {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d", "input_norm.weight",
                                "mask_hidden"}  # fmt: skip
@@ -188,9 +194,12 @@ def dtypes(look: Look) -> Finding:
     skipped = ("d2t", "t2d")
     floats = {n: t.dtype for n, t in d.tensors.items() if n not in skipped}
     odd = {n: t for n, t in floats.items() if t not in FLOATS}
-    if odd:
-        n, t = next(iter(odd.items()))
+    wide = [n for n, t in odd.items() if t == "F64"]
+    if len(odd) > len(wide):
+        n, t = next((n, t) for n, t in odd.items() if t != "F64")
         return fail(f"{n} is {t}", "weights are BF16, F16 or F32")
+    if wide:
+        return warn(f"{wide[0]} is F64: four times the bytes, and cast at load", "save all weights as bfloat16")
     kinds = sorted(set(floats.values()))
     declared = d.raw.get("torch_dtype") or d.raw.get("dtype")
     name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

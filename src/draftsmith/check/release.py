@@ -7,6 +7,7 @@ Every answer comes from the reader's facts of this very installation; nothing he
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATIVE = "vllm.config.speculative"
 CONVERTOR = "vllm.transformers_utils.model_arch_config_convertor"
+
+TYPE_TABLES = (
+    "transformers/models/auto/auto_mappings.py",
+    "transformers/models/auto/configuration_auto.py",
+    "vllm/transformers_utils/config.py",
+)
+"""Where model_types stand as keys: transformers 5, transformers 4, vLLM's own."""
 
 RunnerName = Literal["v1", "v2"]
 
@@ -176,6 +184,20 @@ class Release:
                 if ".model.model_type" in ast.unparse(node.left):
                     return frozenset(str(x) for x in names), [module.evidence(node)]
         return None
+
+    def knows_type(self, model_type: str) -> bool | None:
+        """Whether a model_type has a config class in the engine or in the transformers beside it; None where that
+        transformers is not there (a wheel, a checkout)."""
+        texts = []
+        for name in TYPE_TABLES:
+            try:
+                texts.append(self.facts.source.read(name))
+            except FileNotFoundError:
+                continue
+        if not any("CONFIG_MAPPING_NAMES" in text for text in texts):
+            return None
+        entry = re.compile(rf'"{re.escape(model_type)}"\s*[,:]|^\s*{re.escape(model_type)}\s*=', re.MULTILINE)
+        return any(entry.search(text) for text in texts)
 
     def override(self, d: Drafter, model_type: str | None = None) -> Override | None:
         """What the engine turns the drafter's model_type (or another one) and architecture into, before it looks at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftsmith.check import values as v
-from draftsmith.check.look import Finding, Look, fail, finding, ok
+from draftsmith.check.look import Finding, Look, fail, finding, ok, warn
 from draftsmith.engine.reader.drafters import looked_up
 from draftsmith.errors import nearest
 
@@ -104,6 +104,31 @@ def mla_type(look: Look) -> Finding:
         f'write "model_type": "{release.mla_type(d)}"',
         evidence,
     )
+
+
+@finding("silence.window")
+def window(look: Look) -> Finding:
+    """layer_types copied from a target gives the drafter's layer that layer's attention (models/llama.py)."""
+    d = look.drafter
+    kinds = d.config.get("layer_types")
+    if d.form == "mla" or not isinstance(kinds, list) or not look.release.is_vllm:
+        return ok("no layer types: full attention")
+    layers = d.size("num_hidden_layers") or 1
+    if len(kinds) != layers:
+        return fail(f"layer_types names {len(kinds)} layers, num_hidden_layers is {layers}",
+                    "leave layer_types out: it belongs to the target")  # fmt: skip
+    sliding = [k for k, kind in enumerate(kinds) if kind == "sliding_attention"]
+    if not sliding:
+        return ok("full attention in every layer")
+    size = d.size("sliding_window")
+    if size is None:
+        return fail(
+            f"layer {sliding[0]} is sliding_attention, but there is no sliding_window", "write both, or neither"
+        )
+    text = f"layer {sliding[0]} of the drafter attends to the last {size:,} tokens only (layer_types, sliding_window)"
+    if d.speculators:
+        return ok(f"{text}, as a speculators drafter may be trained")
+    return warn(text, "leave layer_types out unless the drafter was trained so")
 
 
 @finding("silence.switches")
