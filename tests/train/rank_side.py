@@ -1,7 +1,8 @@
 """One rank of the tests in test_ranks.py: python rank_side.py OUT MODE FORM… (under torchrun, or alone).
 
 MODE step: one optimizer step, each rank with its own pack; a number N: the loop over N packs in OUT/FORM. FORM hand,
-reference or mla. Written: OUT/MODE-COUNT-FORM.safetensors."""
+reference or mla. MODE reduce: a gradient that is large on one rank and small on the others; FORM sharded or whole.
+Written: OUT/MODE-COUNT-FORM.safetensors."""
 
 import sys
 from contextlib import suppress
@@ -19,6 +20,8 @@ from tiny_drafters import document, tiny_config, tiny_drafter, tiny_head
 from draftsmith.train.batch import join
 from draftsmith.train.core import build
 from draftsmith.train.data import channel_rms, split_rows
+from draftsmith.train.fused.adamw import FusedAdamW
+from draftsmith.train.fused.layout import BLOCK, FlatParams
 from draftsmith.train.loop import Training
 from draftsmith.train.objective import step_weights, supervision
 from draftsmith.train.parallel import process_group
@@ -78,10 +81,22 @@ def loop(ranks, form, packs, out):
     return weights(core) | {"packs": torch.tensor(run.progress.packs)}
 
 
+def reduced(ranks, form):
+    """What the hand-written core's optimizer makes of a bfloat16 gradient of 1 on rank 0 and 2^-9 on the others."""
+    flat = FlatParams(tiny_config(), "cpu", torch.bfloat16, multiple=64 * BLOCK)
+    adam = FusedAdamW(flat, group=torch.distributed.group.WORLD, shard=form == "sharded")
+    flat.grad.fill_(1.0 if ranks.first else 2.0**-9)
+    adam._reduce()
+    return {"grad": adam.grad.clone()}
+
+
 def main(where, mode, forms):
     with process_group() as group:
         for kind in forms:
-            found = one_step(group, kind) if mode == "step" else loop(group, kind, int(mode), where / kind)
+            if mode == "reduce":
+                found = reduced(group, kind)
+            else:
+                found = one_step(group, kind) if mode == "step" else loop(group, kind, int(mode), where / kind)
             if group.first:
                 tensors = {n: t.contiguous() for n, t in found.items()}
                 save_file(tensors, where / f"{mode}-{group.count}-{kind}.safetensors")

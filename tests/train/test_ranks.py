@@ -43,6 +43,17 @@ def test_two_ranks_make_the_step_of_one(form, steps):
 
 
 @pytest.mark.slow
+def test_gradients_of_several_ranks_are_summed_in_float32(tmp_path):
+    """1 + 3 * 2^-9: a sum in bfloat16 stays at 1, as each small part alone is less than half of its last bit."""
+    launch(4, tmp_path, "reduce", "whole", "sharded")
+    right = torch.tensor(1 + 3 * 2.0**-9).bfloat16()
+    assert right > 1
+    for form in ("whole", "sharded"):
+        grad = load_file(tmp_path / f"reduce-4-{form}.safetensors")["grad"]
+        assert bool((grad == right).all())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (2, 2)])
 def test_a_run_goes_on_with_another_number_of_ranks(first, then, tmp_path):
     launch(first, tmp_path, "4", "hand", "mla")

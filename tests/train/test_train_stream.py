@@ -93,7 +93,7 @@ def test_the_option_streams(recipe):
     done = CliRunner().invoke(app, ["train", str(recipe), "--stream"], catch_exceptions=False)
     assert done.exit_code == 0
     folder = Path(load_recipe(recipe).folder) / "train"
-    assert (folder / "held-out-0/store.json").is_file()
+    assert (folder / "held-out/store.json").is_file()
     native.read(folder / "best")
 
 

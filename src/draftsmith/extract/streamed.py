@@ -108,20 +108,15 @@ class StreamedStates:
             yield pack
 
     def keep(self, row_ids: Sequence[str]) -> None:
-        """Make the states of these rows now and keep them in the small store; those that are there stay as they are."""
-        from draftsmith.extract.source import finite
-        from draftsmith.extract.store import StateStore, StateWriter
+        """Make the states of these rows now and keep them in the small store; those that are there stay as they are. Of
+        several ranks the first makes them, in the folder that all see."""
+        from draftsmith.extract.store import StateStore
+        from draftsmith.train.parallel import Ranks
 
-        with StateWriter(self._kept_folder, self.contract, self.codec) as writer:
-            missing = [i for i in row_ids if i not in writer.done]
-            self.expect(self._small_packs(missing))
-            for pack, states in self._coming:
-                for item, s in zip(pack, states, strict=True):
-                    if finite(s):
-                        writer.add(item.row_id, s)
-                    else:
-                        writer.skip(item.row_id, "NaN or infinite states")
-        self._end_feed()
+        ranks = Ranks.current()
+        if ranks.first:  # ranks must judge a checkpoint by the same numbers
+            self._make_kept(row_ids)
+        ranks.wait()
         self._kept = StateStore.open(self._kept_folder)
         self._kept_ids = {e.row_id for e in self._kept.index}
         if not self._kept_ids:
@@ -130,6 +125,22 @@ class StreamedStates:
                 "the best checkpoint is chosen on them; the target does not compute soundly in this type",
                 "try engine.dtype or another backend (extract.backend)",
             )
+
+    def _make_kept(self, row_ids: Sequence[str]) -> None:
+        from draftsmith.extract.source import finite
+        from draftsmith.extract.store import StateWriter
+
+        with StateWriter(self._kept_folder, self.contract, self.codec) as writer:
+            missing = [i for i in row_ids if i not in writer.done]
+            if missing:
+                self.expect(self._small_packs(missing))
+            for pack, states in self._coming:
+                for item, s in zip(pack, states, strict=True):
+                    if finite(s):
+                        writer.add(item.row_id, s)
+                    else:
+                        writer.skip(item.row_id, "NaN or infinite states")
+        self._end_feed()
 
     def read(self, row_id: str) -> States:
         return next(self.read_many([row_id]))[1]
@@ -175,7 +186,7 @@ def open_stream(run: Run, folder: Path) -> StreamedStates:
             "a row must fit whole",
             "raise it, or lower extract.max_length",
         )
-    kept = folder / f"held-out-{rank}"
+    kept = folder / "held-out"
     if section.stream == "ray":
         from draftsmith.extract.ray_feed import RayFeed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,10 @@ from draftsmith.stage import Run, Stage
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from draftsmith.drafter.config import DrafterConfig
     from draftsmith.drafter.model import Drafter
     from draftsmith.train.objective import TargetHead
-
-
-RMS = "rms.safetensors"
-STREAM_RMS_TOKENS = 50_000
-"""Tokens that a stream's channel scaling is taken from: they are made for it alone."""
 
 
 def _inputs(run: Run) -> dict[str, str]:
@@ -118,22 +111,6 @@ def open_source(run: Run, folder: Path) -> AbstractContextManager[Any]:
     return open_stream(run, folder)
 
 
-def stream_rms(run: Run, folder: Path, source: Any, rows: Sequence[Any]) -> Tensor:
-    """data.channel_rms of a stream: made once and kept, so that a resume scales as before to the last bit."""
-    from safetensors.torch import load_file
-
-    from draftsmith.tensor_file import write_tensors
-    from draftsmith.train.data import channel_rms
-    from draftsmith.train.parallel import Ranks
-
-    path = folder / RMS
-    if not path.is_file() and Ranks.current().first:
-        rms = channel_rms(source, rows, STREAM_RMS_TOKENS)
-        write_tensors(path, {"rms": rms})
-    Ranks.current().wait()
-    return load_file(str(path))["rms"]
-
-
 def train_on(run: Run, folder: Path) -> dict[str, Any]:
     """The stage's work; with a process group up, the part of one rank (rank 0 writes)."""
     with open_source(run, folder) as source:
@@ -165,7 +142,8 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     config = model.config
     rms = None
     if not (config.norms.norm_before_fc or config.norms.fc_norm):
-        rms = stream_rms(run, folder, source, split.train) if streamed else channel_rms(source, split.train)
+        # a stream takes the scale from the rows that it has made already; the held-out ones are of the same kind
+        rms = channel_rms(source, split.held_out if streamed else split.train)
         if section.from_:
             model.fc.weight.data.mul_(rms)
     device, dtype = pick_device(section)

@@ -25,6 +25,9 @@ from torch import Tensor
 from draftsmith.train.fused.layout import BLOCK, FlatParams
 from draftsmith.train.fused.ops import use_triton
 
+REDUCE = 1 << 26
+"""Elements that are reduced over the ranks at a time."""
+
 
 class FusedAdamW:
     """betas, eps, weight_decay (matrices only), clip: as in torch.optim.AdamW with clip_grad_norm_ before it.
@@ -94,12 +97,8 @@ class FusedAdamW:
 
     def _reduce(self) -> Tensor:
         """Gradients over the ranks, then their norm."""
-        if self.group is not None and not self.shard:
-            dist.all_reduce(self.flat.grad, group=self.group)
-        if self.shard:
-            mine = torch.empty_like(self.grad)
-            dist.reduce_scatter_tensor(mine, self.flat.grad, group=self.group)
-            self.grad.copy_(mine)
+        if self.group is not None:
+            self._sum()
         wide = torch.promote_types(self.grad.dtype, torch.float32)
         norm = torch.linalg.vector_norm(self.grad, dtype=wide)
         if self.shard:
@@ -107,6 +106,25 @@ class FusedAdamW:
             dist.all_reduce(squared, group=self.group)
             norm = squared.sqrt()
         return norm
+
+    def _sum(self) -> None:
+        """Sum the gradient over the ranks in float32 (or better), rounded to the buffer's type once: summed in bfloat16,
+        what is small beside the largest rank's part is lost at every hop. In slices, so that no float32 copy of all of
+        it exists."""
+        wide = torch.promote_types(self.grad.dtype, torch.float32)
+        if not self.shard:
+            for part in self.flat.grad.split(REDUCE):
+                total = part.to(wide)
+                dist.all_reduce(total, group=self.group)
+                part.copy_(total)
+            return
+        world = dist.get_world_size(self.group)
+        by_rank = self.flat.grad.view(world, -1)
+        for at in range(0, by_rank.shape[1], REDUCE // world):
+            part = by_rank[:, at : at + REDUCE // world]
+            mine = torch.empty(part.shape[1], dtype=wide, device=part.device)
+            dist.reduce_scatter_tensor(mine, part.to(wide).flatten(), group=self.group)
+            self.grad[at : at + part.shape[1]].copy_(mine)
 
     def _scalars(self, norm: Tensor) -> Tensor:
         """[lr, factor on the gradient (NaN = skip), 1 - beta1^t, sqrt(1 - beta2^t), t] in float32 or better."""
