@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
         if is_repository(destination):
             address = to_hub(source, destination, licence, private=not public)
-            found = {"repository": destination, "address": address}
+            found: dict[str, Any] = {"repository": destination, "address": address}
         else:
             found = {"folder": destination, "files": to_folder(source, Path(destination).expanduser(), licence)}
         if as_json:
