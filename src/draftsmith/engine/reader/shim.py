@@ -58,8 +58,8 @@ def _assigns(owner: ClassRef, attribute: str) -> bool:
 
 
 def _made(facts: EngineFacts, cls: ClassRef, attribute: str) -> Iterator[ClassRef]:
-    """The classes that `self.attribute` may be made of: `X(…)` in the class or an ancestor, or what a method of the same
-    class that is called there returns (`self._init_model(…)`)."""
+    """The classes that `self.attribute` may be made of: `X(…)` in the class or an ancestor, what a method of the same
+    class that is called there returns (`self._init_model(…)`), or a class attribute (`self.model_cls(…)`)."""
     for owner in facts.graph.mro(cls):
         if not isinstance(owner, ClassRef):
             continue
@@ -68,16 +68,22 @@ def _made(facts: EngineFacts, cls: ClassRef, attribute: str) -> Iterator[ClassRe
                 continue
             name = ast.unparse(value.func)
             if name.startswith("self."):
-                method = facts.graph.members(cls).get(name.removeprefix("self."))
-                calls = [n.value for n in ast.walk(method[1]) if isinstance(n, ast.Return)] if method else []
-                module = method[0].module.name if method else ""
-                names = [ast.unparse(c.func) for c in calls if isinstance(c, ast.Call)]
+                member = facts.graph.members(cls).get(name.removeprefix("self."))
+                module, names = (member[0].module.name, _returned(member[1])) if member else ("", [])
             else:
                 module, names = owner.module.name, [name]
             for one in names:
                 found = facts.graph.resolve_class(module, one)
                 if found is not None:
                     yield found
+
+
+def _returned(member: ast.stmt) -> list[str]:
+    """Names of the classes that a method makes and returns, or that a class attribute is."""
+    if isinstance(member, ast.Assign | ast.AnnAssign) and member.value is not None:
+        return [ast.unparse(member.value)]
+    found = [n.value for n in ast.walk(member) if isinstance(n, ast.Return)]
+    return [ast.unparse(call.func) for call in found if isinstance(call, ast.Call)]
 
 
 def _fits(facts: EngineFacts, owner: ClassRef, call: ast.Call) -> bool:

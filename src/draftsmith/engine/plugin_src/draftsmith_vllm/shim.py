@@ -31,6 +31,7 @@ RUNNERS = (
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
 )
 SETUP = "_setup_eagle3_aux_hidden_state_outputs"
+ASKED = "supports_eagle3"
 SETTERS = ("vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils", "vllm.v1.worker.gpu.model_runner")
 SETTER = "set_eagle3_aux_hidden_state_layers"
 HIDDEN_NAMES = ("hidden_states", "hidden", "x", "inputs")
@@ -305,6 +306,30 @@ def _before_setup(cls: type) -> None:
     setattr(cls, SETUP, with_interface)
 
 
+def _before_inline(module: ModuleType, cls: Any) -> None:
+    """Up to 0.21 the V1 runner asks in the middle of load_model, by a function that its module knows by name."""
+    asked = getattr(module, ASKED, None)
+    if asked is None or getattr(asked, "_draftsmith_shim", False):
+        return
+    load = cls.load_model
+    runner: list[Any] = []
+
+    @functools.wraps(load)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        runner[:] = [self]
+        return load(self, *args, **kwargs)
+
+    @functools.wraps(asked)
+    def with_interface(model: Any) -> Any:
+        if runner:
+            ensure(model, runner[0].vllm_config.model_config, runner[0].vllm_config.parallel_config)
+        return asked(model)
+
+    with_interface._draftsmith_shim = True  # type: ignore[attr-defined]
+    cls.load_model = load_model
+    setattr(module, ASKED, with_interface)
+
+
 def _before_setter(module: ModuleType) -> None:
     """The V2 runner asks in one function, which two modules know by name."""
     setter = getattr(module, SETTER, None)
@@ -325,7 +350,11 @@ def install() -> None:
     for module, name in RUNNERS:
 
         def then(loaded: ModuleType, name: str = name) -> None:
-            _before_setup(getattr(loaded, name))
+            cls = getattr(loaded, name)
+            if hasattr(cls, SETUP):
+                _before_setup(cls)
+            else:
+                _before_inline(loaded, cls)
 
         then.__qualname__ = f"shim {module}"
         after_import(module, then)
