@@ -20,6 +20,10 @@ from draftsmith.stage import Run, Stage
 from draftsmith.target.resolve import resolve_target
 
 REFERENCE = "reference"
+RAW_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}"
+)
+"""What capture's raw mode asks (capture/ask.py), as a chat template: a base model has none of its own."""
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -69,7 +73,10 @@ def make_opener(recipe: Recipe, target: Path, drafter: Path, folder: Path, run: 
     engine = find_engine(recipe.engine.path)
     about = describe(engine)
     about = {"name": about.pop("engine"), **about, "path": "managed" if engine.managed else "own"}
-    return VllmOpener(engine, target, drafter, k, folder, run.ui, serve_section(recipe.engine)), about
+    settings = serve_section(recipe.engine)
+    if recipe.capture.mode == "raw":
+        settings["args"] = [*settings["args"], "--chat-template", RAW_TEMPLATE]
+    return VllmOpener(engine, target, drafter, k, folder, run.ui, settings), about
 
 
 def _work(run: Run, folder: Path) -> dict[str, Any]:

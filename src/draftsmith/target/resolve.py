@@ -7,16 +7,20 @@ from pathlib import Path
 from draftsmith.errors import UserError
 from draftsmith.recipe import TargetSection
 
-SMOLLM2 = "smollm2"
+SMOLLM2, GEMMA3 = "smollm2", "gemma3-270m"
 
 
 def resolve_target(target: TargetSection, weights: bool = True) -> Path:
-    """The target's folder: a folder as it is, 'smollm2' fetched and converted, a hub id downloaded (without `weights`
+    """The target's folder: a folder as it is, 'smollm2' and 'gemma3-270m' fetched and converted, a hub id downloaded (without `weights`
     only its config and tokenizer). UserError where there is none."""
     if target.model.lower() == SMOLLM2:
         from draftsmith.target.smollm2 import smollm2_folder
 
         return smollm2_folder()
+    if target.model.lower() == GEMMA3:
+        from draftsmith.target.gemma3 import gemma3_folder
+
+        return gemma3_folder()
     path = Path(target.model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
