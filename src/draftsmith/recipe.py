@@ -29,7 +29,9 @@ class _Section(BaseModel):
 class TargetSection(_Section):
     """The model to be accelerated."""
 
-    model: str = Field(description="folder or hub id of the target; 'smollm2' fetches the demo's own, 'gemma3-270m' a base model")
+    model: str = Field(
+        description="folder or hub id of the target; 'smollm2' fetches the demo's own, 'gemma3-270m' a base model"
+    )
     revision: str | None = Field(None, description="hub revision")
     trust_remote_code: bool = Field(False, description="run the target's own Python code (only if you trust it)")
 
