@@ -8,6 +8,7 @@ length, so that no token wins by its norm. Nothing else differs from transformer
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,8 @@ def family(name: str) -> Family:
 
 
 def _sizes(f: Family) -> dict[str, Any]:
-    return {k: x for k, x in (BASE | f.config).items() if x is not None}
+    # A copy: some config classes write into the rope dictionary that they are given.
+    return copy.deepcopy({k: x for k, x in (BASE | f.config).items() if x is not None})
 
 
 def _model(f: Family, seed: int) -> Any:
