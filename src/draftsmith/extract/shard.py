@@ -194,8 +194,17 @@ class ShardWriter:
 
 def read_index(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     """A shard's .json: the record and its rows."""
-    found = read_json(path)
-    rows = [Entry(**row) for row in found["rows"]]
+    try:
+        found = read_json(path)
+        rows = [Entry(**row) for row in found["rows"]]
+        if not isinstance(found["sha256"], str) or not isinstance(found["bytes"], int):
+            raise TypeError("sha256 or bytes")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(
+            f"{path} is no index of a shard: {type(e).__name__} {e}",
+            "without it nothing says which rows the shard holds",
+            "copy it again, or remove the shard and its index and run draftsmith extract",
+        ) from None
     require_own(rows, path)
     return found, rows
 

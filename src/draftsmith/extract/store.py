@@ -153,6 +153,30 @@ def read_skipped(path: Path, mend: bool = False) -> dict[str, str]:
     return {r["row_id"]: r["reason"] for r in rows}
 
 
+def _read_facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = read_json(path)
+        if not isinstance(facts, dict):
+            raise TypeError(type(facts).__name__)
+        if facts["format"] > FORMAT:
+            raise UserError(
+                f"{path.parent} has states format {facts['format']}; this draftsmith knows up to {FORMAT}",
+                "its rows could be misread",
+                "upgrade draftsmith",
+            )
+        wanted = {"format": int, "codec": str, "params": dict, "aux_layer_ids": list, "hidden_size": int}
+        wrong = [k for k, kind in wanted.items() if not isinstance(facts[k], kind)]
+        if wrong:
+            raise TypeError(wrong[0])
+    except (ValueError, KeyError, TypeError) as e:
+        raise UserError(
+            f"{path} is broken: {type(e).__name__} {e}",
+            "it says how the rows are stored",
+            "copy it again from where the states came, or extract again",
+        ) from None
+    return dict(facts)
+
+
 class StateStore:
     """A store opened for reading. `index`: its rows in the order written; `read` maps, it does not load."""
 
@@ -164,13 +188,7 @@ class StateStore:
                 "draftsmith extract RECIPE makes them",
             )
         self.folder = folder
-        self.facts: dict[str, Any] = read_json(folder / FILE)
-        if self.facts["format"] > FORMAT:
-            raise UserError(
-                f"{folder} has states format {self.facts['format']}; this draftsmith knows up to {FORMAT}",
-                "its rows could be misread",
-                "upgrade draftsmith",
-            )
+        self.facts = _read_facts(folder / FILE)
         if self.facts.get("dropped"):
             raise UserError(
                 f"the states in {folder} were deleted after training (extract.keep: until-trained)",
@@ -180,7 +198,12 @@ class StateStore:
         self.contract = Contract.load(folder)
         self.codec = make_codec(self.facts["codec"], self.facts["params"])
         self.shards = sorted(p.stem for p in folder.glob("shard-*.json"))
-        self.index: list[Entry] = [e for s in self.shards for e in read_index(folder / f"{s}.json")[1]]
+        self.index: list[Entry] = []
+        self._sizes: dict[str, int] = {}
+        for shard in self.shards:
+            record, rows = read_index(folder / f"{shard}.json")
+            self.index += rows
+            self._sizes[shard] = record["bytes"]
         self.skipped = read_skipped(folder / SKIPPED)
         self._by_id = {e.row_id: e for e in self.index}
         self._open: OrderedDict[str, Any] = OrderedDict()
@@ -205,12 +228,14 @@ class StateStore:
         if self._pid != os.getpid():  # a forked reader opens its own
             self._open, self._pid = OrderedDict(), os.getpid()
         if shard not in self._open:
-            from safetensors import safe_open
+            from safetensors import SafetensorError, safe_open
 
             path = self.folder / f"{shard}.safetensors"
             try:
+                if (size := path.stat().st_size) != self._sizes[shard]:
+                    raise OSError(f"it has {size} bytes, its index says {self._sizes[shard]}")
                 self._open[shard] = safe_open(str(path), framework="pt", device="cpu")
-            except (OSError, FileNotFoundError) as e:
+            except (OSError, SafetensorError) as e:
                 raise UserError(
                     f"{path} cannot be opened: {e}", "its rows are lost", "draftsmith states verify says what is left"
                 ) from None
@@ -226,7 +251,14 @@ class StateStore:
     def read_entry(self, entry: Entry) -> States:
         handle, prefix = self._handle(entry.shard), f"{entry.number}."
         optional = [n for n in ("argmax", "answer") if getattr(entry, n)]
-        fields = {n: handle.get_tensor(prefix + n) for n in (*self.codec.fields, *optional)}
+        try:
+            fields = {n: handle.get_tensor(prefix + n) for n in (*self.codec.fields, *optional)}
+        except Exception as e:  # safetensors' own kind, whose class differs between its releases
+            raise UserError(
+                f"{entry.shard}.safetensors: row {entry.row_id} cannot be read: {e}",
+                "the shard is not the one that its index was written for",
+                "draftsmith states verify says what is left",
+            ) from None
         return self.codec.decode(fields, entry.boundary, entry.final_start)
 
     def read_many(self, row_ids: Iterable[str]) -> Iterator[tuple[str, States]]:
