@@ -270,6 +270,12 @@ PROPOSER = """
 """
 
 
+CPU_MLA = """
+    class CPUMLABackend:
+        @staticmethod
+        def get_supported_kernel_block_sizes(kv_cache_spec=None):
+            return [16]
+"""
 CONFIG_NAMES = """
     CONFIG_MAPPING_NAMES = OrderedDict([
         ("llama", "LlamaConfig"),
@@ -323,6 +329,8 @@ def write_engine(folder: Path, kind: str) -> Path:
         "vllm/transformers_utils/model_arch_config_convertor.py": MLA,
         "vllm/v1/spec_decode/llm_base_proposer.py": PROPOSER,
         "vllm/transformers_utils/config.py": OWN_CONFIGS,
+        "vllm/v1/attention/backends/mla/cpu_mla.py": CPU_MLA,
+        "vllm/v1/attention/backends/cpu_attn.py": CPU_MLA.replace("MLA", "Attention").replace("[16]", "[MultipleOf(32)]"),
         "transformers/models/auto/configuration_auto.py": CONFIG_NAMES,
         f"vllm{'_cpu' if cpu else ''}-{version}.dist-info/METADATA":
             f"Metadata-Version: 2.1\nName: vllm{'-cpu' if cpu else ''}\nVersion: {version}\n\n",

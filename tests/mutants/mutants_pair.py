@@ -308,6 +308,14 @@ def parallel_drafting_without_mask(case: Case) -> None:
 
 
 @mutant
+def two_kinds_of_cache_on_the_cpu(case: Case) -> None:
+    """The Llama form for a target with latent attention: fine on a GPU."""
+    case.pair.target_config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    case.pair.target_config |= {"kv_lora_rank": 64, "qk_rope_head_dim": 16}
+    case.contract = None
+
+
+@mutant
 def mla_under_kimi_type(case: Case) -> None:
     """An MLA drafter that keeps its target's model_type (vllm#45764)."""
     to_mla(case)

@@ -112,6 +112,8 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("runner.which", "which model runner will serve the target, and why", "engine", "vllm/config/vllm.py"),
     ("runner.aux_ids", "ids that the runner ignores, or reads in another meaning than they were written in",
      "target engine", "vllm#43671; sglang#25454; vllm#42764"),
+    ("runner.blocks", "a drafter whose kind of cache the CPU build cannot hold beside the target's", "target engine",
+     "vllm/v1/worker/utils.py: No common block size"),
     ("runner.last_layer", "an id after the last layer on a class that cannot capture it", "target engine",
      "vllm#46788; vllm#46973"),
     ("runner.multimodal", "a multimodal target that the runner has no image token for", "target engine",

@@ -24,6 +24,14 @@ def files(look: Look) -> Finding:
     return ok(f"{len(w.tensors)} tensors in {len(w.files)} safetensors file(s), {w.nbytes:,} bytes{note}")
 
 
+DTYPES = tuple(
+    p + n
+    for p in ("", "torch.")
+    for n in ("bfloat16", "float16", "float32", "float64", "half", "float", "double", "float8_e4m3fn", "float8_e5m2")
+)
+"""What torch_dtype may say: transformers asks torch for the attribute of that name."""
+
+
 def _wrong_types(config: v.Config) -> list[str]:
     wrong = []
     for key in v.SIZES:
@@ -43,6 +51,9 @@ def _wrong_types(config: v.Config) -> list[str]:
     eps = config.get("rms_norm_eps", 1e-6)
     if v.number({"e": eps}, "e") is None or not 0 < float(eps) < 1:
         wrong.append(f"rms_norm_eps is {v.shown(eps)}")
+    for key in ("torch_dtype", "dtype"):
+        if config.get(key) not in (None, "auto", *DTYPES):
+            wrong.append(f"{key} is {v.shown(config[key])}, not a type that torch has")
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if ids is not None and ids != [] and v.ids(ids) is None:
         wrong.append(f"eagle_aux_hidden_state_layer_ids is {v.shown(ids)}, not a list of layer numbers")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.check.types import CheckRow, Context, Evidence, Status, check
+from draftsmith.engine.reader.resolve import lacks_embedding
 
 if TYPE_CHECKING:
     from draftsmith.engine.reader import EngineFacts
@@ -140,6 +141,9 @@ def _supported(ctx: Context, facts: EngineFacts, resolved: Resolved) -> CheckRow
         return _row(
             INTERFACE, "skip", f"{who}: {support.reason}", evidence, "report this engine's layout to draftsmith"
         )
+    if support.supports and (places := lacks_embedding(facts, resolved, ctx.target_config or {})):
+        found = f"{who}: {support.reason}, but its input embedding is not where the drafter's loader looks for it"
+        return _row(INTERFACE, "fail", found, [*evidence, *places], _way_out(ctx))
     if support.supports:
         return _inside(ctx, facts, resolved, f"{who}: {support.reason}", evidence)
     given = _plugin_gives(ctx, facts, resolved.entry)

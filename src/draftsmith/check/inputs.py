@@ -95,7 +95,8 @@ def load_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_CONFIG:
             raise UserError(f"{path} has {size:,} bytes", "a config is a few kB", "copy the folder again")
-        value = json.loads(path.read_bytes())
+        # As every engine reads it: UTF-8, without a byte order mark.
+        value = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is missing", "", "copy the folder again") from None
     except OSError as e:

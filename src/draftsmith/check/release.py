@@ -30,6 +30,9 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATIVE = "vllm.config.speculative"
 CONVERTOR = "vllm.transformers_utils.model_arch_config_convertor"
 
+CPU_BACKENDS = (("mla", "vllm.v1.attention.backends.mla.cpu_mla"), ("heads", "vllm.v1.attention.backends.cpu_attn"))
+"""Latent attention takes one block size, the other any multiple of one."""
+
 TYPE_TABLES = (
     "transformers/models/auto/auto_mappings.py",
     "transformers/models/auto/configuration_auto.py",
@@ -230,6 +233,24 @@ class Release:
         line = cls.module.line_of("kv_a_proj_with_mqa")
         text = cls.module.evidence_at(line) if line else None
         return text if text and "fused_qkv_a_proj" in text.text else None
+
+    @cached_property
+    def cpu_blocks(self) -> tuple[list[tuple[str, int]], list[Evidence]] | None:
+        """Cache block sizes of the CPU's two attention backends, as (kind, multiple or size): [("mla", 16), ("heads",
+        32)] where no size serves both; None where one does, or the source does not say."""
+        found: list[tuple[str, int]] = []
+        evidence: list[Evidence] = []
+        for kind, module in CPU_BACKENDS:
+            place = find_function(self.facts.modules, module, "get_supported_kernel_block_sizes")
+            returns = [n for n in ast.walk(place[1]) if isinstance(n, ast.Return)] if place else []
+            sizes = [c.value for r in returns for c in ast.walk(r) if isinstance(c, ast.Constant)]
+            whole = [s for s in sizes if isinstance(s, int) and s > 0]
+            if place is None or len(whole) != 1:
+                return None
+            found.append((kind, whole[0]))
+            evidence.append(place[0].evidence(returns[0]))
+        (_, fixed), (_, multiple) = found
+        return None if fixed % multiple == 0 else (found, evidence)
 
     def supports_pipeline(self, t: Target) -> tuple[bool, list[Evidence]]:
         """Whether the target's decoder hands aux states from stage to stage."""

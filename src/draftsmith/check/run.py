@@ -33,7 +33,7 @@ MODULES = (
 )
 """Modules whose import registers checks; their order is the order of rows within a group."""
 
-DECISIVE = frozenset({"form.files", "form.inventory", "form.map_values"})
+DECISIVE = frozenset({"form.files", "form.inventory", "form.map_values", "form.aux_ids"})
 """Beside the gate: where one of these could not be made, nobody can say yes."""
 
 

@@ -6,6 +6,7 @@ then `eagle_config.layer_ids`), sort them and drop repeats, and fall back to a d
 
 from __future__ import annotations
 
+from draftsmith.check import values as v
 from draftsmith.check.dialect import meaning
 from draftsmith.check.form_tensors import aux_count
 from draftsmith.check.look import Finding, Look, fail, finding, ok, skip, warn
@@ -69,9 +70,10 @@ def aux_ids(look: Look) -> Finding:
     if ids != sorted(ids):
         return fail(f"{ids} ({where}) is not ascending: the engine sorts, so fc would get its blocks in another order",
                     "reorder fc's column blocks with the ids, or train in ascending order")  # fmt: skip
-    if min(ids) + shift < 0 or max(ids) + shift > n:
+    outside = [i for i in ids if not 0 <= i + shift <= n]
+    if outside:
         return fail(
-            f"{ids} ({where}): {max(ids)} is outside 0 … {n}: that state is never captured, and the first forward fails",
+            f"{ids} ({where}): {outside[0]} is outside 0 … {n}: that state is never captured, and the first forward fails",
             "the drafter was made for a deeper target, or the ids are wrong",
         )
     count, _ = aux_count(look)
@@ -150,6 +152,28 @@ def _sglang(look: Look) -> Finding:
             f"draftsmith convert --to sglang writes eagle_config with {[i - 1 for i in d.top_ids]}",
         )
     return ok("none written: SGLang's default")
+
+
+@finding("runner.blocks")
+def blocks(look: Look) -> Finding:
+    """On the CPU a latent-attention cache and a cache of heads have no block size in common (vllm/v1/worker/utils.py)."""
+    d, t, release = look.drafter, look.target, look.release
+    platform = look.options.platform or release.facts.platform
+    latent = v.integer(t.text, "kv_lora_rank") is not None
+    taken = release.mla_types
+    drafts_latent = d.form == "mla" and (taken is None or d.model_type in taken[0])
+    if not release.is_vllm or platform != "cpu" or latent == drafts_latent:
+        return ok("one kind of cache" if latent == drafts_latent else "two kinds of cache, which a GPU serves together")
+    if release.cpu_blocks is None:
+        return ok("two kinds of cache, with a block size in common")
+    (fixed, multiple), evidence = [size for _, size in release.cpu_blocks[0]], release.cpu_blocks[1]
+    one, other = ("target", "drafter") if latent else ("drafter", "target")
+    return fail(
+        f"the {one} has latent attention (blocks of {fixed} on the CPU), the {other} has not (multiples of {multiple}): "
+        f"{release.label} stops with 'No common block size'",
+        "a GPU; or, for a target with latent attention, an MLA drafter",
+        evidence,
+    )
 
 
 @finding("runner.last_layer")

@@ -19,7 +19,7 @@ def check(
     engine: str | None = typer.Option(
         None, help="interpreter, environment, site-packages, wheel, checkout or ssh:// path; none = the managed one"
     ),
-    max_model_len: int | None = typer.Option(None, help="context the engine will be started with"),
+    max_model_len: int | None = typer.Option(None, min=1, help="context the engine will be started with"),
     tensor_parallel: int = typer.Option(1, help="devices that share each layer"),
     pipeline_parallel: int = typer.Option(1, help="pipeline stages"),
     num_speculative_tokens: int | None = typer.Option(None, help="draft tokens per step"),

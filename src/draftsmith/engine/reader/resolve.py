@@ -77,11 +77,14 @@ def resolve_architecture(facts: EngineFacts, config: dict[str, Any], model_impl:
             return Resolved(
                 name, entry, "registered", f"{name} is {entry.cls} in {entry.module}", [registry.evidence(entry)]
             )
-    for name in names:
-        if name in registry.former:
-            reason = f"{name} was taken out; the last release with it is {registry.former[name]}"
-            return Resolved(name, None, "unsupported", reason, [])
-    return _by_transformers(facts, names[0], config, [])
+    # Transformers' own class is tried first, also for architectures that were taken out.
+    found = _by_transformers(facts, names[0], config, [])
+    taken_out = next((n for n in names if n in registry.former), None)
+    if found.how == "transformers" or taken_out is None:
+        return found
+    reason = f"{taken_out} was taken out; the last release with it is {registry.former[taken_out]}"
+    entry = found.entry if found.how == "unknown" else None
+    return Resolved(taken_out, entry, found.how, f"{reason}. {found.reason}", found.evidence)
 
 
 def _in_sglang(facts: EngineFacts, names: list[str], config: dict[str, Any]) -> Resolved:
@@ -124,8 +127,67 @@ def _by_transformers(facts: EngineFacts, name: str, config: dict[str, Any], evid
     if not fits:
         reason = f"{name} is not registered, and transformers' class cannot take vLLM's attention"
         return Resolved(name, None, "unsupported", reason, [where])
+    layer = _other_layer(config) or (_OTHER.search(facts.source.read(where.file)) and "layers that are no attention")
+    if layer and (place := _line(facts, BACKEND, "does not dispatch through")):
+        reason = f"{name} is not registered, and the Transformers backend has no way to run its {layer}"
+        return Resolved(name, None, "unsupported", reason, [place])
     reason = f"{name} is served through the Transformers backend ({wanted})"
     return Resolved(name, entry, "transformers", reason, [registry.evidence(entry), where])
+
+
+BACKEND = ("vllm/model_executor/models/transformers/base.py",)
+LOADERS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py",
+           "vllm/v1/worker/gpu/spec_decode/eagle/utils.py")  # fmt: skip
+"""Where the drafter's loader takes the target's input embedding (`model.embed_tokens` or `model.embedding`)."""
+
+
+_OTHER = re.compile(
+    r"^class \w*(?:Mixer|Mamba|GatedDelta|ShortConv|RecurrentBlock|LinearAttention|Rwkv)\w*\(nn\.Module\):",
+    re.MULTILINE,
+)
+"""Classes of layers that keep a state and no keys, in transformers' files."""
+
+
+def _other_layer(config: dict[str, Any]) -> str | None:
+    """The first layer that is not softmax attention, as the config names it."""
+    kinds = text_config(config).get("layer_types")
+    for k, kind in enumerate(kinds if isinstance(kinds, list) else []):
+        if isinstance(kind, str) and ("attention" not in kind or kind.startswith("linear")):
+            return f"layer {k} ({kind})"
+    return None
+
+
+def _line(facts: EngineFacts, files: tuple[str, ...], needle: str) -> Evidence | None:
+    for rel in files:
+        try:
+            text = facts.source.read(rel)
+        except FileNotFoundError:
+            continue
+        at = text.find(needle)
+        if at >= 0:
+            line = text.count("\n", 0, at) + 1
+            return Evidence(rel, line, text.split("\n")[line - 1])
+    return None
+
+
+def lacks_embedding(facts: EngineFacts, resolved: Resolved, config: dict[str, Any]) -> list[Evidence]:
+    """Where transformers' class keeps its input embedding under a name that the drafter's loader does not know; [] where
+    it does not, or cannot be told (a multimodal class holds a text model of another file)."""
+    name = resolved.architecture or ""
+    asks = _line(facts, LOADERS, '"embed_tokens"')
+    entry = resolved.entry
+    if entry is None or not entry.by_transformers or "MultiModal" in entry.cls or asks is None:
+        return []
+    for folder in model_folders(facts, name, config):
+        rel = f"transformers/models/{folder}/modeling_{folder}.py"
+        if not facts.source.exists(rel):
+            continue
+        text = facts.source.read(rel)
+        own = re.search(r"^\s+self\.(\w+) = nn\.Embedding\(config\.vocab_size", text, re.MULTILINE)
+        if f"class {name}(" in text and own and not re.search(r"self\.(embed_tokens|embedding) = ", text):
+            line = text.count("\n", 0, own.start(1)) + 1
+            return [Evidence(rel, line, text.split("\n")[line - 1]), asks]
+    return []
 
 
 _MARK = re.compile(r"^\s+_supports_attention_backend(: bool)? = True", re.MULTILINE)
@@ -139,7 +201,7 @@ def _transformers_modelling(facts: EngineFacts, name: str, config: dict[str, Any
     As `PreTrainedModel.is_backend_compatible` and, where the release asks it (0.30 on), `_can_set_attn_implementation`.
     """
     source = facts.source
-    for folder in _folders(facts, name, config):
+    for folder in model_folders(facts, name, config):
         rel = f"transformers/models/{folder}/modeling_{folder}.py"
         if not source.exists(rel):
             continue
@@ -155,7 +217,7 @@ def _transformers_modelling(facts: EngineFacts, name: str, config: dict[str, Any
     return None
 
 
-def _folders(facts: EngineFacts, name: str, config: dict[str, Any]) -> list[str]:
+def model_folders(facts: EngineFacts, name: str, config: dict[str, Any]) -> list[str]:
     """Folders of transformers in which a class may be: by its table of classes, else by the model types."""
     types: list[Any] = []
     if facts.source.exists(AUTO):
