@@ -8,13 +8,14 @@ TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo tor
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install -q --no-input
 
-.PHONY: help setup engine tools demo test test-full check clean
+.PHONY: help setup engine tools demo test test-full check docs audit clean
 
 help:
 	@echo "make demo         make, serve and measure a drafter for SmolLM2-135M (at most 45 minutes; QUICK=1: 15)"
 	@echo "make test         the tests that CI runs, with a handful on a real vLLM"
 	@echo "make test-full    every test that runs without a GPU, all with a real vLLM"
-	@echo "make check        ruff, mypy, file sizes"
+	@echo "make check        ruff, mypy, file sizes, the site with broken links as errors"
+	@echo "make audit        known vulnerabilities of the dependencies"
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -45,12 +46,19 @@ test: engine tools
 test-full: engine tools
 	DRAFTSMITH_RECORD=1 $(BIN)/pytest -m 'not gpu'
 
-check: setup
+check: setup docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@long=$$(git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 500 {print $$2 " (" $$1 " lines)"}'); \
 	if [ -n "$$long" ]; then echo "files of over 500 lines: $$long"; exit 1; fi
+
+# NO_MKDOCS_2_WARNING: the theme's advertisement of its successor.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+audit: setup
+	$(BIN)/python .ci/audit.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -10,13 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftsmith.errors import UserError
+from draftsmith.formats import Step, upgrade
 from draftsmith.record import read_json, write_json
 
 FILE = "contract.json"
 FORMAT = 1
+STEPS: dict[int, Step] = {0: lambda raw: raw}
+"""Format → how to make the next one of it. 0 is the same without a number."""
 
 
 class _Part(BaseModel):
@@ -60,7 +63,7 @@ class Contract(_Part):
     """Every field that trainer and engine must share. aux_layer_ids: id k is the residual stream entering layer k
     (transformers' `hidden_states[k]`; k = n is after the last layer, before the final norm)."""
 
-    format: int = FORMAT
+    format: int = Field(default_factory=lambda: FORMAT)
     target: TargetFacts
     tokenizer_hash: str | None = None
     chat_template_hash: str | None = None
@@ -100,12 +103,8 @@ class Contract(_Part):
             ) from None
         except (OSError, ValueError) as e:
             raise UserError(f"{path} cannot be read: {e}", "", "re-make the stage that wrote it") from None
-        if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] > FORMAT:
-            raise UserError(
-                f"{path} has contract format {raw['format']}; this draftsmith knows up to {FORMAT}",
-                "fields it does not know could change the meaning",
-                "upgrade draftsmith",
-            )
+        if isinstance(raw, dict):
+            raw = upgrade(raw, FORMAT, STEPS, path, "contract")
         try:
             return Contract.model_validate(raw)
         except ValidationError as e:

@@ -37,7 +37,8 @@ def first_of(plan: Plan, count: int) -> Plan:
 
 def preview_rows(run: Run, count: int) -> Iterator[Row]:
     """`count` prompts' rows: those stored already, else from the logs or from the target, stored nowhere."""
-    from draftsmith.capture.stage import _api_key, _engine, _folder, plan_of, settings_of, tokenizer_of
+    from draftsmith.capture.stage import _api_key, _engine, _folder, _in_process, plan_of, settings_of, tokenizer_of
+    from draftsmith.engine.ensure import REFERENCE
 
     stored = run.stage_dir("capture")
     if (stored / "rows" / LEDGER).is_file():
@@ -58,6 +59,8 @@ def preview_rows(run: Run, count: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="draftsmith.") as tmp, ExitStack() as stack:
         if section.endpoints:
             servers = Servers(section.endpoints, api_key=_api_key(section), limit=section.concurrency)
+        elif run.recipe.engine.path == REFERENCE:
+            servers = _in_process(run, target, tokenizer)
         else:
             server = stack.enter_context(_engine(run, target, Path(tmp)))
             servers = Servers([server.url], model=server.name, limit=section.concurrency)

@@ -28,11 +28,14 @@ from draftsmith.errors import UserError
 from draftsmith.extract.codecs import Codec, make_codec
 from draftsmith.extract.shard import Entry, ShardWriter, read_index
 from draftsmith.extract.states import States
+from draftsmith.formats import Step, upgrade
 from draftsmith.record import read_json, sha256_file, write_json
 
 FILE = "store.json"
 SKIPPED = "skipped.jsonl"
 FORMAT = 1
+STEPS: dict[int, Step] = {0: lambda facts: {"params": {}, **facts}}
+"""Format → how to make the next one of it. 0 had no number, and no codec with parameters."""
 SHARD_BYTES = 1_000_000_000
 _OPEN_SHARDS = 64
 
@@ -158,12 +161,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
         facts = read_json(path)
         if not isinstance(facts, dict):
             raise TypeError(type(facts).__name__)
-        if facts["format"] > FORMAT:
-            raise UserError(
-                f"{path.parent} has states format {facts['format']}; this draftsmith knows up to {FORMAT}",
-                "its rows could be misread",
-                "upgrade draftsmith",
-            )
+        facts = upgrade(facts, FORMAT, STEPS, path, "states")
         wanted = {"format": int, "codec": str, "params": dict, "aux_layer_ids": list, "hidden_size": int}
         wrong = [k for k, kind in wanted.items() if not isinstance(facts[k], kind)]
         if wrong:
