@@ -20,7 +20,7 @@ from draftsmith.capture.prompts import Prompt, load_prompts
 from draftsmith.engine.client import EngineClient
 from draftsmith.engine.find import Engine
 from draftsmith.engine.flags import known_flags, wish
-from draftsmith.engine.server import Server
+from draftsmith.engine.sglang_server import server_class
 from draftsmith.errors import UserError
 from draftsmith.record import read_json, write_json
 from draftsmith.ui import Ui
@@ -79,7 +79,7 @@ class VllmOpener:
             args += wish(known, ["--logprobs-mode", "raw_logits"])
         self.ui.note(f"{way}: starting {self.engine.label}")
         given = self.server | {"args": args, "log": self.folder / f"engine-{way}.log", "ui": self.ui}
-        with Server(self.engine, self.target, speculative=spec, **given) as server:
+        with server_class(self.engine.name)(self.engine, self.target, speculative=spec, **given) as server:
             info = {
                 "speculative": spec,
                 "ready_seconds": server.ready_seconds,

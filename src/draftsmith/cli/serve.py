@@ -58,7 +58,7 @@ def serve(
     """
     from draftsmith.engine.find import find_engine
     from draftsmith.engine.serve import run_until_stopped
-    from draftsmith.engine.server import Server
+    from draftsmith.engine.sglang_server import server_class
     from draftsmith.ui import ConsoleUi, QuietUi
 
     ui: Any = QuietUi() if as_json else ConsoleUi()
@@ -88,7 +88,7 @@ def serve(
     found = find_engine(wanted.engine)
     if check and wanted.drafter is not None:
         wanted.require_gate(found)
-    server = Server(
+    server = server_class(found.name)(
         found,
         wanted.target,
         speculative=wanted.speculative(),

@@ -53,6 +53,8 @@ class Server:
     Prefix caching is off, so that repeated prompts cost what they cost; plugin=False leaves ours out.
     """
 
+    engine_name = "vllm"
+
     def __init__(
         self,
         engine: Engine,
@@ -72,10 +74,10 @@ class Server:
         plugin: bool = True,
         ui: Ui | None = None,
     ) -> None:
-        if engine.name != "vllm" or engine.python is None:
+        if engine.name != self.engine_name or engine.python is None:
             raise UserError(
                 f"{engine.label} at {engine.site} cannot be launched",
-                "only a vLLM with an interpreter can" if engine.python else "it has no interpreter",
+                f"only a {self.engine_name} with an interpreter can" if engine.python else "it has no interpreter",
                 "give the environment of a vLLM (--engine PATH), or the endpoint of a running server",
             )
         if speculative is not None and "method" not in speculative:
