@@ -16,12 +16,13 @@ def register(app: typer.Typer) -> None:
     group.command("show")(show)
     group.command("verify")(verify)
     group.command("convert")(convert)
+    group.command("copy")(copy)
     group.command("import")(import_)
     group.command("export")(export)
     app.add_typer(group, name="states")
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(folder: str) -> dict[str, Any]:
     from draftsmith.extract.store import StateStore
 
     store = StateStore.open(folder)
@@ -42,7 +43,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def show(
-    folder: Path = typer.Argument(help="folder of the store (a run's extract folder)"),
+    folder: str = typer.Argument(help="folder of the store (a run's extract folder), or a URL (s3://…)"),
     row: str | None = typer.Option(None, help="show one row: its shapes and the size of each stream"),
     as_json: bool = typer.Option(False, "--json", help="print JSON"),
 ) -> None:
@@ -82,7 +83,7 @@ def show(
 
 
 def verify(
-    folder: Path = typer.Argument(help="folder of the store"),
+    folder: str = typer.Argument(help="folder of the store, or a URL (s3://…)"),
     as_json: bool = typer.Option(False, "--json", help="print JSON"),
 ) -> None:
     """Read every shard, compare its checksum, decode every row. Exit code 0: all is well, 1: something is not."""
@@ -115,6 +116,17 @@ def convert(
 
     done = convert_store(source, target, codec, ConsoleUi(), vocab=vocab, model=model, topk=topk)
     console.print(f"{done['rows']:,} rows, {done['bytes'] / 1e9:.2f} GB (was {done['bytes_before'] / 1e9:.2f})")
+
+
+def copy(
+    source: str = typer.Argument(help="folder or URL (s3://…, gs://…, sftp://…) of the store"),
+    target: str = typer.Argument(help="folder or URL to copy it to"),
+) -> None:
+    """Copy a store to or from any storage that fsspec knows. Resumable; `states verify` reads a URL as well."""
+    from draftsmith.extract.elsewhere import copy_store
+
+    done = copy_store(source, target)
+    console.print(f"{done['shards']} shard(s), {done['bytes'] / 1e9:.2f} GB; {done['copied']} copied now", markup=False)
 
 
 def _layers(text: str | None) -> list[int] | None:

@@ -208,7 +208,12 @@ class StateStore:
         self._pid = os.getpid()
 
     @staticmethod
-    def open(folder: Path) -> StateStore:
+    def open(folder: Path | str) -> StateStore:
+        """A folder, or a URL that fsspec knows (s3://…)."""
+        if "://" in str(folder):
+            from draftsmith.extract.elsewhere import RemoteStore
+
+            return RemoteStore(str(folder))
         return StateStore(Path(folder))
 
     @property
@@ -226,21 +231,41 @@ class StateStore:
         if self._pid != os.getpid():  # a forked reader opens its own
             self._open, self._pid = OrderedDict(), os.getpid()
         if shard not in self._open:
-            from safetensors import SafetensorError, safe_open
+            from safetensors import SafetensorError
 
-            path = self.folder / f"{shard}.safetensors"
             try:
-                if (size := path.stat().st_size) != self._sizes[shard]:
-                    raise OSError(f"it has {size} bytes, its index says {self._sizes[shard]}")
-                self._open[shard] = safe_open(str(path), framework="pt", device="cpu")
+                if (size := self._size(shard)) != self._sizes[shard]:
+                    has = "it is missing" if size is None else f"it has {size} bytes"
+                    raise OSError(f"{has}, its index says {self._sizes[shard]} bytes")
+                self._open[shard] = self._open_shard(shard)
             except (OSError, SafetensorError) as e:
                 raise UserError(
-                    f"{path} cannot be opened: {e}", "its rows are lost", "draftsmith states verify says what is left"
+                    f"{shard}.safetensors cannot be opened: {e}",
+                    "its rows are lost",
+                    "draftsmith states verify says what is left",
                 ) from None
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
         return self._open[shard]
+
+    # where the shards are; elsewhere.py has its own
+
+    def _size(self, shard: str) -> int | None:
+        path = self.folder / f"{shard}.safetensors"
+        return path.stat().st_size if path.is_file() else None
+
+    def _digest(self, shard: str) -> str:
+        return sha256_file(self.folder / f"{shard}.safetensors")
+
+    def _open_shard(self, shard: str) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(str(self.folder / f"{shard}.safetensors"), framework="pt", device="cpu")
+
+    def size(self, shard: str) -> int:
+        """Bytes of a shard, as its index has them."""
+        return self._sizes[shard]
 
     def read(self, row_id: str) -> States:
         """One row, decoded (bf16: mapped without a copy). KeyError if it is not there."""
@@ -271,20 +296,18 @@ class StateStore:
         if numbers != list(range(len(numbers))):
             problems.append(f"shards are not numbered without a gap: {', '.join(self.shards)}")
         for shard in self.shards:
-            path = self.folder / f"{shard}.safetensors"
+            name, size = f"{shard}.safetensors", self._size(shard)
             record, rows = read_index(self.folder / f"{shard}.json")
-            if not path.is_file():
-                problems.append(f"{path.name} is missing: {len(rows)} rows lost")
+            if size is None:
+                problems.append(f"{name} is missing: {len(rows)} rows lost")
                 continue
-            if path.stat().st_size != record["bytes"]:
-                problems.append(f"{path.name} has {path.stat().st_size} bytes, its index says {record['bytes']}")
+            if size != record["bytes"]:
+                problems.append(f"{name} has {size} bytes, its index says {record['bytes']}")
                 continue
-            if (found := sha256_file(path)) != record["sha256"]:
-                problems.append(
-                    f"{path.name} is damaged: sha256 {found[:12]}…, its index says {record['sha256'][:12]}…"
-                )
+            if (found := self._digest(shard)) != record["sha256"]:
+                problems.append(f"{name} is damaged: sha256 {found[:12]}…, its index says {record['sha256'][:12]}…")
                 continue
-            problems += [f"{path.name}: row {e.row_id}: {p}" for e in rows for p in self._row_problems(e)]
+            problems += [f"{name}: row {e.row_id}: {p}" for e in rows for p in self._row_problems(e)]
         counts = Counter(e.row_id for e in self.index)
         problems += [f"row {row_id} is stored {n} times" for row_id, n in counts.items() if n > 1]
         return problems
