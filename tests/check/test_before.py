@@ -26,6 +26,19 @@ def write(root: Path, config: dict[str, Any]) -> Path:
     return root
 
 
+def test_latent_attention_on_the_cpu_leaves_the_mla_form_only(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 7168,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "vocab_size": 129280, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for kind, says in (("modern-v1", "MLA form (Eagle3DeepseekV2ForCausalLM) only"), ("modern-v2", "or MLA form")):
+        row = next(r for r in before_training(tmp_path, engine(kind)).checks if r.id == "form.choice")
+        assert row.status == "pass" and says in row.found
+        assert bool(row.evidence) is (kind == "modern-v1")
+
+
 def test_an_mla_target_is_offered_both_forms(tmp_path: Path) -> None:
     verdict = before_training(write(tmp_path, KIMI), engine("modern-v1"))
     rows = {r.id: r for r in verdict.checks}

@@ -65,11 +65,29 @@ def _choice(target: Target, facts: EngineFacts | None) -> CheckRow:
     text = f"Llama form ({llama_class or 'LlamaForCausalLMEagle3'})"
     if not mla:
         return CheckRow("form.choice", "form", "pass", text)
+    if facts is not None and (blocks := _cpu_blocks(facts)):
+        only = f"MLA form ({mla_class}) only" if mla_class else f"{facts.name} {facts.version} has no MLA drafter class"
+        return CheckRow(
+            "form.choice", "form", "pass" if mla_class else "fail",
+            f"{only}: the CPU build has no cache block that holds latent attention and a Llama drafter's heads", blocks,
+            "" if mla_class else "a GPU, or a later release",
+        )  # fmt: skip
     if facts is None or mla_class:
         text += f", or MLA form ({mla_class or 'Eagle3DeepseekV2ForCausalLM'}), whose cache is as small as the target's"
     else:
         text += f"; {facts.name} {facts.version} has no MLA drafter class"
     return CheckRow("form.choice", "form", "pass", text)
+
+
+def _cpu_blocks(facts: EngineFacts) -> list[Evidence]:
+    """Where the CPU build says that its two kinds of cache have no block size in common; [] where they have, or on
+    another platform."""
+    if facts.name != "vllm" or facts.platform != "cpu":
+        return []
+    from draftsmith.check.release import Release
+
+    found = Release.of(facts).cpu_blocks
+    return found[1] if found else []
 
 
 def _ids(target: Target, facts: EngineFacts | None) -> CheckRow:
