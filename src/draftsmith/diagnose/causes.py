@@ -12,7 +12,7 @@ from draftsmith.diagnose.subject import Setup
 class Cause:
     """score: larger = likelier; causes found by a file's plain contradiction or by counterfactual replay are in nats gained
     per token, so that they compare (rank.py). before, after: acceptance length as it is and as it would be. setup: the
-    mended drafter, where one can be written."""
+    mended drafter, where one can be written; supposed: the setup that the cause supposes, writable or not."""
 
     id: str
     cause: str
@@ -22,6 +22,7 @@ class Cause:
     before: float | None = None
     after: float | None = None
     setup: Setup | None = field(default=None, repr=False)
+    supposed: Setup | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         return {

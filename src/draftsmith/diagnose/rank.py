@@ -91,6 +91,7 @@ def _cause(family: Family, gain: float, error: float, label: str, changed: Setup
         [f"with that change alone the target's own tokens gain {gain:.3f} ± {error:.3f} nats each"],
         family.fix,
         setup=changed if family.apply else None,
+        supposed=changed,
     )
 
 
@@ -103,13 +104,19 @@ def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
     base = score(subject.setup(), subject.rows)
     measured = base_acceptance(subject)
     causes = [*signals.check_rows(subject, measured), *audit.states_audit(subject)]
-    causes += signals.template(subject, base)
-    causes += counterfactuals(subject, base, ui)
-    causes += signals.coverage(subject, base)
-    causes += signals.by_position(subject, base, subject.rows, signals.nll_by_row(base, subject.rows))
-    causes += signals.ttt(subject)
-    train = score(subject.setup(), list(subject.train_rows)) if subject.train_rows else None
-    causes += signals.data_size(subject, base, train)
+    causes += signals.template(subject)
+    supposed = counterfactuals(subject, base, ui)
+    causes += supposed
+    # What a wrong setting does to coverage or to later steps is no cause of its own: these are looked for in the drafter as
+    # the likeliest setting would have it.
+    setup = supposed[0].supposed if supposed else None
+    rest = base if setup is None else score(setup, subject.rows)
+    setup = setup or subject.setup()
+    causes += signals.coverage(subject, setup)
+    causes += signals.by_position(subject, subject.rows, signals.nll_by_row(rest, subject.rows))
+    causes += signals.ttt(subject, setup)
+    train = score(setup, list(subject.train_rows)) if subject.train_rows else None
+    causes += signals.data_size(subject, rest, train)
     causes += signals.measured_elsewhere(subject, measured)
     causes += signals.slower(subject.bench)
     causes.sort(key=lambda c: -c.score)

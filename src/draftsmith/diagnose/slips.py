@@ -21,7 +21,8 @@ ATTN, MLP = "layers.0.self_attn.", "layers.0.mlp."
 def halves(subject: Subject, setup: Setup) -> Variants:
     """Projections of the attention's input with the columns of embedding and state exchanged."""
     H = setup.config.hidden_size
-    names = [n for n, t in setup.tensors.items() if n.startswith(ATTN) and t.dim() == 2 and t.shape[1] == 2 * H]
+    readers = [f"{ATTN}{p}.weight" for p in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")]
+    names = [n for n in readers if n in setup.tensors]
     if names:
         yield (
             "[state; embedding] in the files",

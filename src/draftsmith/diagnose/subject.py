@@ -105,6 +105,8 @@ class Subject:
     train_rows: Sequence[SampleRow] = ()
     bench: dict[str, Any] | None = None
     facts: EngineFacts | None = None
+    answer_tokens: int = 0
+    """All that was captured; 0 = not known."""
     notes: list[str] = field(default_factory=list)
 
     def setup(self) -> Setup:
