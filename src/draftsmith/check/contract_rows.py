@@ -149,6 +149,10 @@ def sizes(look: Look) -> Finding:
     return ok("the contract's sizes")
 
 
+LARGEST_VOCABULARY = 1 << 24
+"""Beyond it a config is broken, or made to fill the memory with a map."""
+
+
 @finding("pair.map")
 def vocab_map(look: Look) -> Finding:
     import numpy as np
@@ -161,6 +165,10 @@ def vocab_map(look: Look) -> Finding:
         return skip("no sound map (form.map)")
     if not look.drafted or not 0 <= min(look.drafted) <= max(look.drafted) < full:
         return skip("the map leaves the vocabulary (form.map_values)")
+    if full > LARGEST_VOCABULARY:
+        return fail(
+            f"vocab_size is {full:,}: no vocabulary is so large", "the config is broken: export the drafter again"
+        )
     from draftsmith.vocab.map import VocabMap
 
     mask = np.zeros(full, dtype=bool)
