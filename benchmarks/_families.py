@@ -33,11 +33,14 @@ DEEPSEEK = MOE | {
 }  # fmt: skip
 
 
+ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
 @dataclass(frozen=True)
 class Family:
     """name: as people say it. config: over BASE (None = key left out). wrap: the outer config of a wrapper and the prefix
-    of its language model's tensors. forms: drafter forms to try. args: engine flags that the family needs. native: whether
-    vLLM 0.32 has the interface for it (what the row shows may differ: that is measured)."""
+    of its language model's tensors. forms: drafter forms to try. args: engine flags that the family needs. said: keys of
+    the published config.json that transformers' class leaves out and the engine reads."""
 
     name: str
     architecture: str
@@ -47,15 +50,16 @@ class Family:
     args: tuple[str, ...] = ()
     wrap: str = ""
     text_type: str = ""
+    said: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES: tuple[Family, ...] = (
     Family("Llama", "LlamaForCausalLM", "llama"),
     Family("Qwen3", "Qwen3ForCausalLM", "qwen3"),
     Family("Qwen3-MoE", "Qwen3MoeForCausalLM", "qwen3_moe", MOE | {"num_experts": 4, "norm_topk_prob": True}),
-    Family("DeepSeek-V3", "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK, ("mla", "llama")),
+    Family("DeepSeek-V3", "DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK, ("mla", "llama"), said=ROUTING),
     Family("Kimi-K2.5", "KimiK25ForConditionalGeneration", "deepseek_v3", DEEPSEEK, ("mla", "llama"),
-           ("--language-model-only",), "kimi_k25", "kimi_k2"),
+           ("--language-model-only",), "kimi_k25", "kimi_k2", ROUTING),
     Family("gpt-oss", "GptOssForCausalLM", "gpt_oss",
            {"hidden_size": 192, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32, "head_dim": 64,
             "intermediate_size": 192,
@@ -136,6 +140,9 @@ def write_target(f: Family, folder: Path, seed: int = 0) -> Path:
     model = _model(f, seed)
     with torch.no_grad():
         model.save_pretrained(folder)
+    if f.said:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | f.said, indent=1))
     if f.wrap == "kimi_k25":
         tensors = {f"language_model.{k}": t for k, t in load_file(folder / "model.safetensors").items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -25,8 +25,8 @@ import _figures
 
 HERE = Path(__file__).parent
 LAYERS = [2, 4, 5]
-PROMPTS, PROMPT_TOKENS, ANSWER, K = 12, 10, 40, 3
-DRAFT_VOCAB, STEPS = 160, 240
+PROMPTS, PROMPT_TOKENS, ANSWER, K = 8, 10, 40, 3
+DRAFT_VOCAB, STEPS, UNROLLED = 160, 90, 1
 LEAST = 0.2
 PARITY = HERE.parent / "src" / "draftsmith" / "bench" / "parity_engine.py"
 
@@ -119,7 +119,7 @@ def fit(f: _families.Family, form: str, home: Path, place: Path) -> dict[str, An
     loss = torch.zeros(())
     for _ in range(STEPS):
         steps, state, loss = Steps(spans=spans), model.fuse(joined), torch.zeros(())
-        for s in range(K):
+        for s in range(UNROLLED):
             embedding = model.embed(shifted(s).clamp(min=0))
             normed, state = model.step(state, embedding, where + s, steps)
             label = shifted(s + 1)
@@ -132,7 +132,7 @@ def fit(f: _families.Family, form: str, home: Path, place: Path) -> dict[str, An
         sched.step()
     tensors = {n: t.detach() for n, t in model.state_dict().items()}
     vllm.write(Checkpoint(model.config, tensors), place / "drafter-eagle3", dtype="float32")
-    return {"loss": round(float(loss), 4), "rows": len(rows), "tokens": start}
+    return {"loss": round(loss.item(), 4), "rows": len(rows), "tokens": start}
 
 
 def write_case(home: Path, place: Path) -> None:
@@ -188,7 +188,7 @@ def check_words(home: Path, place: Path, engine: str) -> tuple[str, list[str]]:
     return verdict.verdict, [f"{r.id}: {r.found}"[:200] for r in verdict.checks if r.status == "fail"]
 
 
-def run_side(engine: Any, jobs: list[dict[str, Any]], work: Path, seconds: float) -> None:
+def run_side(engine: Any, jobs: list[dict[str, Any]], work: Path, seconds: float, lock: str = "") -> None:
     from draftsmith.engine.inject import plugin_env
 
     left = [j for j in jobs if not Path(j["out"]).is_file()]
@@ -197,7 +197,7 @@ def run_side(engine: Any, jobs: list[dict[str, Any]], work: Path, seconds: float
     (work / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in left))
     env = os.environ | plugin_env(engine.package.parent, base={})
     side = [str(engine.python), str(HERE / "target_side.py"), str(work / "jobs.jsonl"), str(seconds)]
-    subprocess.run(side, check=True, env=env)
+    subprocess.run(["flock", lock, *side] if lock else side, check=True, env=env)
 
 
 def main() -> None:
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=240, help="no new engine process of a step after so long")
+    parser.add_argument("--lock", default="", help="hold this file's lock while the engine runs")
     parser.add_argument("--only", default="", help="families, comma separated; none = all")
     args = parser.parse_args()
     from draftsmith.engine.find import find_engine
@@ -217,7 +218,7 @@ def main() -> None:
     for f in families:
         if not (homes[f.name] / "target" / "generation_config.json").is_file():
             _families.write_target(f, homes[f.name] / "target")
-    run_side(engine, [capture_job(f, homes[f.name]) for f in families], work, args.seconds)
+    run_side(engine, [capture_job(f, homes[f.name]) for f in families], work, args.seconds, args.lock)
     for f, form, place in pairs:
         captured = read(homes[f.name] / "capture.json")
         if captured is None or "error" in captured or (place / "fit.json").is_file():
@@ -229,8 +230,8 @@ def main() -> None:
         (place / "fit.json").write_text(json.dumps(fitted))
         print("fitted", f.name, form, fitted["loss"], fitted["verdict"], flush=True)
     ready = [(f, form, place) for f, form, place in pairs if (place / "fit.json").is_file()]
-    run_side(engine, [serve_job(f, homes[f.name], place) for f, _, place in ready], work, args.seconds)
-    run_side(engine, [parity_job(homes[f.name], place) for f, _, place in ready], work, args.seconds)
+    run_side(engine, [serve_job(f, homes[f.name], place) for f, _, place in ready], work, args.seconds, args.lock)
+    run_side(engine, [parity_job(homes[f.name], place) for f, _, place in ready], work, args.seconds, args.lock)
     rows = [row_of(f, form, homes[f.name], place) for f, form, place in pairs]
     for r in rows:
         print(r["family"], r["form"], r["result"], r.get("acceptance_position_0"), r.get("parity"), r.get("error", ""))
