@@ -72,12 +72,15 @@ def load_subject(
     from draftsmith.capture.rows import iter_rows
     from draftsmith.check.run import engine_path
     from draftsmith.dialects import foreign
+    from draftsmith.engine.ensure import REFERENCE
     from draftsmith.engine.reader import read_engine
     from draftsmith.target.config import target_facts
     from draftsmith.target.weights import read_embedding
     from draftsmith.train.data import split_rows
 
-    if facts is None and (where := engine_path(engine or found.get("engine"))) is not None:
+    given = engine or found.get("engine")
+    # The built-in engine has no source of its own to read; the machine's real one, if any, will serve the files.
+    if facts is None and (where := engine_path(None if given == REFERENCE else given)) is not None:
         facts = read_engine(where)
     layers = target_facts(folder).num_layers
     contract = Contract.load(drafter) if (drafter / FILE).exists() else None
