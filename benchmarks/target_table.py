@@ -28,6 +28,7 @@ LAYERS = [2, 4, 5]
 PROMPTS, PROMPT_TOKENS, ANSWER, K = 8, 10, 40, 3
 DRAFT_VOCAB, STEPS, UNROLLED = 160, 90, 1
 LEAST = 0.2
+PAGE = HERE.parent / "docs" / "reference" / "targets.md"
 PARITY = HERE.parent / "src" / "draftsmith" / "bench" / "parity_engine.py"
 
 
@@ -307,7 +308,29 @@ def write(rows: list[dict[str, Any]], version: str | None) -> None:
         rows=rows,
         engine_version=version,
     )
+    PAGE.write_text(page(rows, version), encoding="utf-8")
     print(f"{len(working)} of {len(names)} families; {[n for n in names if n not in working]}")
+
+
+def page(rows: list[dict[str, Any]], version: str | None) -> str:
+    """The table for docs/reference."""
+    lines = [
+        "# Targets",
+        "",
+        f"Tiny random targets in vLLM {version} on the CPU, written by `benchmarks/target_table.py` from its run: a drafter",
+        "overfitted to the target's own answers, with the engine's counters on the same prompts. Acceptance therefore proves",
+        "the road, not a drafter. *interface*: the class's own, or the one that draftsmith's plugin gives. *parity*: the worst",
+        "relative L2 between our drafter and the engine's class, over all outputs of three draft steps.",
+        "",
+        "| family | class in the engine | interface | drafter | position 0 | answers equal | parity | result |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        why = r["result"] + (f": {r['error']} ({r['at']})" if r.get("error") else "")
+        cells = [r["family"], r.get("class", r["architecture"]), r.get("interface", ""), r["form"],
+                 r.get("acceptance_position_0", ""), r.get("answers_equal", ""), r.get("parity", ""), why]  # fmt: skip
+        lines.append("| " + " | ".join(str(c).replace("|", "/") for c in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

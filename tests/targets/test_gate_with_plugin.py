@@ -107,3 +107,16 @@ def test_the_commands_say_so(sites: dict[str, Path], tmp_path: Path) -> None:
     assert "draftsmith's plugin gives it" in with_it.stdout and "found.py:" in with_it.stdout
     applied = CliRunner().invoke(app, ["remedy", *pair, "--engine", site, "--apply"])
     assert applied.exit_code == 0 and "PYTHONPATH" in applied.stdout and "gate,interface,mends" in applied.stdout
+
+
+def test_capture_is_not_warned_off(sites: dict[str, Path], tmp_path: Path) -> None:
+    from draftsmith.check.before import before_training, require_servable
+    from draftsmith.errors import UserError
+
+    found, _ = remedy_engine.pair(tmp_path / "a", "FoundForCausalLM", "found")
+    strange, _ = remedy_engine.pair(tmp_path / "b", "StrangeForCausalLM", "found")
+    site = str(sites["0.26.0"])
+    assert require_servable(found, site).verdict == "yes"
+    assert before_training(found, site).verdict == "no"
+    with pytest.raises(UserError, match="no EAGLE-3 drafter"):
+        require_servable(strange, site)

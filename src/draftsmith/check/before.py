@@ -26,7 +26,8 @@ GATE: tuple[Group, ...] = ("gate",)
 ROWS = ("gate.releases", "form.choice", "runner.default_ids", "pair.mappable")
 
 
-def _releases(target: Target, facts: EngineFacts | None) -> CheckRow:
+def _releases(target: Target, facts: EngineFacts | None, given: bool = False) -> CheckRow:
+    """given: the plugin makes this engine take it, whatever the releases do by themselves."""
     from draftsmith.engine.releases import answers
 
     # The table of the engine that was asked for: vLLM's releases say nothing of SGLang's.
@@ -43,6 +44,9 @@ def _releases(target: Target, facts: EngineFacts | None) -> CheckRow:
         text = f"{name} is not registered in {last.version}; perhaps it is served through the Transformers backend"
         return CheckRow("gate.releases", "gate", "skip" if facts is None else "pass", text)
     reason = "; ".join(last.notes) or "no EAGLE-3 interface"
+    if given:
+        text = f"none of the {len(known)} known releases takes {name} by itself ({reason}); draftsmith's plugin makes this one"
+        return CheckRow("gate.releases", "gate", "pass", text)
     return CheckRow(
         "gate.releases",
         "gate",
@@ -120,9 +124,10 @@ def _sizes(target: Target) -> CheckRow:
 def rows_before(ctx: Context) -> Iterator[CheckRow]:
     """The rows, the gate's first where an engine is there."""
     target = Target(ctx.target_folder, ctx.target_config or {}, Weights())
-    if ctx.engine is not None:
-        yield from run_checks(ctx, groups=GATE)
-    yield _releases(target, ctx.engine)
+    gate = list(run_checks(ctx, groups=GATE)) if ctx.engine is not None else []
+    yield from gate
+    given = ctx.options.plugin and bool(gate) and all(r.status == "pass" for r in gate)
+    yield _releases(target, ctx.engine, given)
     yield _choice(target, ctx.engine)
     yield _sizes(target)
     yield _ids(target, ctx.engine)
