@@ -29,7 +29,8 @@ def build(folder: Path, kind: str = "llama") -> Path:
         common |= {"num_key_value_heads": 4, "head_dim": 64, "q_lora_rank": 16, "kv_lora_rank": 512, "v_head_dim": 32}
         common |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "first_k_dense_replace": 1}
         common |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        common |= {"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"}  # vLLM looks for the last one
+        # transformers has no use for the last two; vLLM routes by them, as the published configs say
+        common |= {"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     cfg, cls = {
         "deepseek_v3": (tf.DeepseekV3Config, tf.DeepseekV3ForCausalLM),
         "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
