@@ -103,6 +103,12 @@ ADVICE: tuple[Advice, ...] = (
         "something else holds the device's memory: end it, or lower --gpu-memory-utilization",
     ),
     Advice(
+        ("Killed",),
+        ("pair.memory",),
+        "the system ended the process, most often because the machine's memory ran out (dmesg says so): fewer or smaller "
+        "processes, a smaller KV cache, or weights that are not copied (see draftsmith check --gpu-memory)",
+    ),
+    Advice(
         ("CUDA out of memory",),
         ("pair.memory",),
         "`draftsmith check --gpu-memory` forecasts weights and cache of target and drafter before a start",

@@ -6,9 +6,12 @@ A log may be a truncated tail, may hold several processes' lines mixed, and may 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+
+from draftsmith.engine.trace_fatal import SIGNAL, fatal
 
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 # What collectors put before each line: "vllm-1  | ", an RFC 3339 time, "stderr F ".
@@ -37,6 +40,8 @@ _USAGE = re.compile(r"^(?P<program>[\w./ -]{1,60}): error: (?P<message>.+)$")
 _PYDANTIC = re.compile(r"^(?P<head>\d+ validation errors? for (?P<model>[\w.\[\], ?]+))\n(?P<rest>.*)", re.DOTALL)
 _PYDANTIC_TAIL = re.compile(r"^\s*(?:Value error|Assertion failed), ")
 _GROUP = re.compile(r"^ +\| (?=Traceback \(most| +File \"|    |[\w.]+(?:Error|Exception)\b)")
+_BAR = re.compile(r"^\s*\+-{8,}")
+"""The frame of an exception group's members."""
 _PYDANTIC_END = re.compile(r"\s*\[type=(?P<type>\w+), input_value=")
 
 SECONDARY = (
@@ -136,6 +141,9 @@ def streams(text: str) -> list[_Stream]:
         if prefix:
             process = f"rank {prefix['rank']}" if prefix["rank"] else f"{prefix['name']} {prefix['pid'] or ''}".strip()
             line = line[prefix.end() :]
+        if line.startswith("{") and (entries := _from_json(line, number)):
+            found.setdefault(process, _Stream(process)).lines.extend(entries)
+            continue
         # Members of an exception group are drawn with a bar before them.
         line = _GROUP.sub("", line, count=1)
         level = _LEVEL.match(line)
@@ -146,6 +154,28 @@ def streams(text: str) -> list[_Stream]:
             entry = _Line(number, _SGLANG.sub("", line, count=1))
         found.setdefault(process, _Stream(process)).lines.append(entry)
     return list(found.values())
+
+
+def _from_json(line: str, number: int) -> list[_Line]:
+    """The lines in a JSON record as structured loggers write it; [] where it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(record, dict):
+        return []
+    words = {str(k).lower(): x for k, x in record.items() if isinstance(x, str)}
+    level = next((words[k].upper() for k in ("level", "levelname", "severity", "lvl") if k in words), "")
+    texts = [
+        words[k] for k in ("message", "msg", "event", "exc_info", "exception", "stack_trace", "traceback") if k in words
+    ]
+    known = level if level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL") else ""
+    # A traceback is no error line: its own last line says what it is. An empty line ends what belongs to the record.
+    return [
+        _Line(number, one, known if "\n" not in text else "")
+        for text in texts
+        for one in (*ANSI.sub("", text).split("\n"), "")
+    ]
 
 
 def _is_exception(text: str) -> re.Match[str] | None:
@@ -189,7 +219,7 @@ def _tracebacks(stream: _Stream) -> Iterator[Logged]:
         if found is None:
             # A name that does not look like an error, but stands where one must.
             found = re.match(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (?P<message>.*))?$", lines[i].text)
-        if found is None or not frames:
+        if found is None or not (frames or _is_exception(lines[i].text)):
             continue
         message = [found["message"] or ""]
         i += 1
@@ -215,7 +245,7 @@ def _continues(line: _Line, first: _Line) -> bool:
         return False
     if text.strip() in (_HEADER, _CAUSE, _CONTEXT) or _FRAME.match(text) or _USAGE.match(text):
         return False
-    if not text.strip():
+    if not text.strip() or _BAR.match(text) or SIGNAL.match(text):
         return False
     return not (_is_exception(text) and not text.startswith(" "))
 
@@ -313,6 +343,10 @@ def errors(text: str) -> list[Logged]:
         covered = _covered(stream)
         found += [unwrap(e) for e in _tracebacks(stream)]
         found += [unwrap(e) for e in _bare(stream, covered)]
+        found += [
+            Logged(message, kind, frames, stream.process, first=number)
+            for number, kind, message, frames in fatal(stream.lines)
+        ]
     found.sort(key=lambda e: e.first)
     return sorted((replace(e, rank=_rank(e, found)) for e in found), key=lambda e: (-e.rank, e.first))
 
