@@ -34,6 +34,12 @@ from draftsmith.engine.reader import EngineFacts, read_engine
 TABLE = json.loads((MUTANTS_FOLDER / "table.json").read_text())
 GOOD = "(good pair)"
 NO_METHOD = ("folder_named_final", "folder_named_eagle_dash")
+FOREIGN = (
+    "last_layer_on_an_old_loop", "multimodal_without_image_token", "pipeline_on_a_class_without_it",
+    "target_without_the_interface", "two_kinds_of_cache_on_the_cpu",
+)  # fmt: skip
+"""Their target's config names a class that its tiny weights are not of: faults to be read; where the engine stops says
+nothing of them (gate_observed loads such classes)."""
 assert mutants_form and mutants_pair
 
 
@@ -103,7 +109,8 @@ def result_rows(work: Path, results: dict[str, Any], real: EngineFacts) -> list[
         here_too = make_case(name, work).engine == "modern-v1"
         rows.append({"mutant": name, "check": promise.get("check"), "status": promise.get("status"),
                      "needs": promise.get("needs"), "caught": caught, "engine": engine, "engine_content": fine,
-                     "here": here, "hidden": here_too and not fine and not here})  # fmt: skip
+                     "here": here, "hidden": here_too and not fine and not here,
+                     "for_reading_only": name in FOREIGN})  # fmt: skip
     return rows
 
 
@@ -143,12 +150,13 @@ def main() -> None:
         return
     rows = result_rows(work, results, read_engine(args.engine, platform="cpu"))
     mutants = [r for r in rows if r["mutant"] != GOOD]
-    counts = Counter(r["engine"]["reached"] for r in mutants)
-    lost = sum(r["engine"]["reached"] == "done" and not r["engine_content"] for r in mutants)
+    run = [r for r in mutants if not r["for_reading_only"]]
+    counts = Counter(r["engine"]["reached"] for r in run)
+    lost = sum(r["engine"]["reached"] == "done" and not r["engine_content"] for r in run)
     hidden = [r["mutant"] for r in rows if r["hidden"]]
     _figures.write(
         "silent_faults",
-        claim=f"{len(mutants)} faults of drafter and pair: caught by the promised check. The engine itself: "
+        claim=f"{len(mutants)} faults of drafter and pair: caught by the promised check. The engine itself, with {len(run)}: "
         + ", ".join(f"{n} end in {k}" if k != "done" else f"{n} run without a word" for k, n in counts.most_common())
         + f" ({lost} of these accept less than the good drafter); {len(hidden)} that it refuses or serves worse were "
         "called sound by check when it read this engine",
