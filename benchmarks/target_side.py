@@ -3,13 +3,12 @@ child, so that the engine is imported once.
 
     ENGINE_PYTHON benchmarks/target_side.py JOBS.jsonl SECONDS
 
-A job: {"kind": "capture" | "serve" | "parity", "out": file that gets the answer, "target", …}. Jobs whose answer is there
+A job: {"kind": "capture" | "serve", "out": file that gets the answer, "target", …}. Jobs whose answer is there
 are left out; no new one is begun after SECONDS.
 """
 
 import json
 import os
-import runpy
 import signal
 import sys
 import time
@@ -86,12 +85,6 @@ def serve(job):
     return out
 
 
-def parity(job):
-    sys.argv = [job["script"], job["target"], job["case"]]
-    runpy.run_path(job["script"], run_name="__main__")
-    return {"done": True}
-
-
 def where(e):
     """The deepest line of the engine's own source that the exception passed, and what the first cause says."""
     seen, first = set(), e
@@ -111,7 +104,7 @@ def child(job, log):
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     try:
-        found = {"capture": capture, "serve": serve, "parity": parity}[job["kind"]](job)
+        found = {"capture": capture, "serve": serve}[job["kind"]](job)
     except BaseException as e:
         traceback.print_exc()
         found = where(e)
