@@ -322,11 +322,25 @@ def _store(folder: Path, value: float) -> Any:
     return states
 
 
-@threat(
-    "T14",
-    "a states store whose index points outside it",
-    lambda mp: mp.setattr("draftsmith.extract.shard.require_own", lambda *a: None),
-)
+def _any_shard(mp: pytest.MonkeyPatch) -> None:
+    """Both guards away: an index may name any shard, and one that it does not describe is taken at its own size."""
+    from draftsmith.extract.store import StateStore
+
+    mp.setattr("draftsmith.extract.shard.require_own", lambda *a: None)
+    init = StateStore.__init__
+
+    def trusting(self: Any, folder: Path) -> None:
+        class Sizes(dict[str, int]):
+            def __missing__(self, shard: str) -> int:
+                return (folder / f"{shard}.safetensors").stat().st_size
+
+        init(self, folder)
+        self._sizes = Sizes()
+
+    mp.setattr(StateStore, "__init__", trusting)
+
+
+@threat("T14", "a states store whose index points outside it", _any_shard)
 def _(tmp: Path) -> None:
     from draftsmith.extract.store import StateStore
 
