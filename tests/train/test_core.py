@@ -5,6 +5,7 @@ import torch
 from test_loop import section
 from tiny_drafters import document, tiny_drafter, tiny_head
 
+from draftsmith.errors import UserError
 from draftsmith.train.batch import join
 from draftsmith.train.core import HandCore, ReferenceCore, build
 from draftsmith.train.objective import step_weights, supervision
@@ -61,6 +62,17 @@ def test_the_hand_written_step_serves_the_llama_form_and_the_reference_all_else(
     from rank_side import make
 
     assert isinstance(make("mla", section()), ReferenceCore)
+    core = build(model, tiny_head(model, torch.float32), section(recompute=True))
+    assert isinstance(core, ReferenceCore) and core.recompute
+
+
+def test_the_lean_optimizer_is_not_dropped_silently():
+    from rank_side import make
+
+    model = tiny_drafter(dtype=torch.float32)
+    for sec in (section(optimizer="adamw-lean", recompute=True), section(optimizer="adamw-lean")):
+        with pytest.raises(UserError, match="adamw-lean"):
+            build(model, tiny_head(model, torch.float32), sec) if sec.recompute else make("mla", sec)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-lean"])

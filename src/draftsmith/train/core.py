@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from draftsmith.drafter.model import Drafter
+from draftsmith.errors import UserError
 from draftsmith.recipe import TrainSection
 from draftsmith.train.batch import StepBatch
 from draftsmith.train.fused.adamw import FusedAdamW
@@ -177,6 +178,7 @@ class HandCore:
 def build(model: Drafter, head: TargetHead | None, section: TrainSection, *, hand: bool = True) -> Core:
     """The core for a model that is on its device, in its type, with its weights and embedding.
 
+    UserError where the lean optimizer is asked for and another step than the hand-written one serves.
     The hand-written step serves the Llama form; the MLA form, train.recompute and `hand=False` run the reference. Where a process
     group is up, its ranks train together."""
     from draftsmith.train.parallel import Ranks, ShardedCore
@@ -184,6 +186,14 @@ def build(model: Drafter, head: TargetHead | None, section: TrainSection, *, han
     ranks = Ranks.current()
     if hand and model.config.form == "llama" and not section.recompute:
         return HandCore(model, head, section, None if ranks.count == 1 else torch.distributed.group.WORLD)
+    if section.optimizer == "adamw-lean":
+        raise UserError(
+            "train.optimizer is adamw-lean, which the "
+            + ("recomputing step" if section.recompute else f"step of form {model.config.form}")
+            + " does not have",
+            "8-bit moments are kept by the hand-written step alone; leaving them out would double the forecast memory",
+            "set train.optimizer: adamw" + (", or train.recompute: false" if section.recompute else ""),
+        )
     if ranks.count > 1:
         return ShardedCore(model, head, section, section.recompute)
     return ReferenceCore(model, head, section, section.recompute)
