@@ -7,6 +7,7 @@ is up to date.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,14 @@ def number(value: Any) -> str:
 
 
 def results() -> dict[str, dict[str, Any]]:
-    """name → figure, by name. SystemExit naming a file that lacks a field."""
+    """name → figure, by name, of the files that git knows (all, outside a checkout). SystemExit naming a file that
+    lacks a field."""
     found = {}
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=HERE, capture_output=True, text=True, check=False)
+    tracked = {HERE / line for line in listed.stdout.splitlines()} if listed.returncode == 0 else set()
     for path in sorted((HERE / "results").glob("*.json")):
+        if tracked and path not in tracked:
+            continue
         figure = json.loads(path.read_text(encoding="utf-8"))
         missing = [f for f in FIELDS if f not in figure]
         if missing:

@@ -120,4 +120,5 @@ def test_every_result_names_a_script_that_is_there(path: Path) -> None:
         and figure["machine"]
     )
     if isinstance(figure["ratio"], int | float):
-        assert figure["ratio"] == pytest.approx(figure["ours"] / figure["theirs"], rel=2e-3)
+        # of paired rounds it may be the median of their ratios, which is near the ratio of the medians
+        assert figure["ratio"] == pytest.approx(figure["ours"] / figure["theirs"], rel=0.05)
