@@ -209,6 +209,7 @@ def check_rows(subject: Subject, measured: Acceptance | None = None) -> Iterator
     where the bench was measured under its condition."""
     from draftsmith.check.run import check_pair
     from draftsmith.check.types import Options
+    from draftsmith.engine.faults import spoils
 
     options = Options(method="eagle3", deep=True)
     verdict = check_pair(str(subject.target), str(subject.drafter), None, options, facts=subject.facts)
@@ -218,11 +219,16 @@ def check_rows(subject: Subject, measured: Acceptance | None = None) -> Iterator
         if row.status == "fail":
             mended = subject.setup() if subject.checkpoint is not None and row.id.startswith("form.map") else None
             yield Cause(f"check.{row.id}", row.found, PROVEN + 2, evidence, fix, setup=mended)
-        elif row.status == "warn" and row.id == "engine.faults" and _temperature(subject.bench) > 0:
-            # Such faults show at temperature > 0 only: greedy replay does not see them, the bench does.
+        elif row.id == "engine.faults" and _meets(spoils(row.found), subject.bench):
+            # Replay does not see them, the bench does.
             lost = _lost(subject.bench, measured)
             evidence += [lost] if lost else []
             yield Cause(f"check.{row.id}", row.found, PROVEN + 1 if lost else 0.2, evidence, fix)
+
+
+def _meets(spoiled: str, bench: dict[str, Any] | None) -> bool:
+    """Whether a bench ran under a known fault's condition."""
+    return spoiled == "always" or (spoiled == "sampling" and _temperature(bench) > 0)
 
 
 def _temperature(bench: dict[str, Any] | None) -> float:

@@ -9,7 +9,12 @@ from __future__ import annotations
 from draftsmith.engine.plugin_src.draftsmith_vllm.faults import FAULTS, Fault, Found, find_all, find_in
 from draftsmith.engine.reader.source import Source
 
-__all__ = ["FAULTS", "Fault", "Found", "faults_of", "find_in"]
+__all__ = ["FAULTS", "Fault", "Found", "faults_of", "find_in", "spoils"]
+
+
+def spoils(found: str) -> str:
+    """`Fault.spoils` of the fault that a row of `check` tells of ("cpu-expand-lost: …"); "" for any other text."""
+    return next((f.spoils for f in FAULTS if f.id == found.partition(":")[0]), "")
 
 
 def faults_of(source: Source, platform: str = "") -> list[Found]:

@@ -260,3 +260,12 @@ def test_a_scope_is_cut_out_with_its_true_line() -> None:
     odd = text.replace("return query, key", 's = """\nmargin"""\n        return query, key')
     again = find_in(fault_of("cpu-latent-rope"), odd)
     assert again is not None and again.line == found.line
+
+
+def test_what_a_fault_spoils_is_told_from_the_row_of_check() -> None:
+    from draftsmith.engine.faults import spoils
+
+    assert spoils("cpu-expand-lost: at temperature > 0 …") == "sampling"
+    assert spoils("cpu-latent-rope: latent attention …") == "always"
+    assert spoils("cpu-seed-in-parts: a request …") == spoils("none of the known faults") == ""
+    assert {f.spoils for f in FAULTS} <= {"", "sampling", "always"}

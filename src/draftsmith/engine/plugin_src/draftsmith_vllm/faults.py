@@ -31,7 +31,8 @@ class Fault:
     all be there, in the normal form of `ast.unparse`; the first one is the evidence. lacks: texts that must all be
     absent. mend: name of the plugin's mend, or None. advice: what to do until it is mended. architectures: targets
     that it concerns, () = all. only: a further condition of target and drafter, by name ("" = none): aux_at_end (the aux
-    ids hold the target's layer count), plain_latent_rope (latent attention with the default rope)."""
+    ids hold the target's layer count), plain_latent_rope (latent attention with the default rope). spoils: when it
+    lowers acceptance: "sampling" (temperature > 0), "always", "" (never: it is loud)."""
 
     id: str
     platform: str
@@ -45,6 +46,7 @@ class Fault:
     advice: str
     architectures: tuple[str, ...] = ()
     only: str = ""
+    spoils: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         lacks=("output.copy_(", "output[:", "output[0:"),
         mend="expand_kernel",
         advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or keep the temperature at 0",
+        spoils="sampling",
     ),
     Fault(
         id="cpu-no-speculation",
@@ -136,6 +139,7 @@ FAULTS: tuple[Fault, ...] = (
         mend="latent_rope",
         advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or measure on a GPU",
         only="plain_latent_rope",
+        spoils="always",
     ),
 )
 
