@@ -179,12 +179,13 @@ def main() -> None:
             print(json.dumps({k: v for k, v in summary(found[variant, seed]).items() if k != "losses"}), flush=True)
     rows = [summary(f) for f in found.values()]
     unit = "tokens per target step (walk over held-out rows)"
+    trained = f"{given.seeds} seed{'s' * (given.seeds > 1)} of {given.steps} steps"
     if "fp8-topk" in variants:
         result = compare(found, "fp8-topk", "bf16", given.seeds)
         chosen = [r for r in rows if r["variant"] in ("bf16", "fp8-topk")]
         write(
             "codec_quality",
-            claim="a drafter trained from fp8 + top-k states is within 1 % of the one trained from bf16 states",
+            claim=f"a drafter trained from fp8 + top-k states is within 1 % of the one trained from bf16 states ({trained})",
             ours=result["ours"], theirs=result["theirs"], unit=unit, rows=[result, *chosen],
         )  # fmt: skip
         print(json.dumps({"codec_quality": result}), flush=True)
@@ -193,7 +194,7 @@ def main() -> None:
         chosen = [r for r in rows if r["variant"] in ("bf16", variant)]
         write(
             f"start_{variant}",
-            claim="starting from a decoder layer of the target (ours) against starting without it, at equal steps",
+            claim=f"starting from a decoder layer of the target against starting without it, at equal steps ({trained})",
             ours=result["ours"], theirs=result["theirs"], unit=unit, rows=[result, *chosen],
         )  # fmt: skip
         print(json.dumps({f"start_{variant}": result}), flush=True)
