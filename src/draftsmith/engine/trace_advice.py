@@ -46,7 +46,8 @@ ADVICE: tuple[Advice, ...] = (
         ("does not support EAGLE3 interface",),
         ("gate.interface",),
         "the target's class lacks the EAGLE-3 interface in this release: `draftsmith releases TARGET` names one that has "
-        "it; --model-impl transformers serves it through a class that has it (draftsmith remedy TARGET DRAFTER)",
+        "it; draftsmith serve gives it to most classes by its plugin, and --model-impl transformers serves it through a "
+        "class that has it (draftsmith remedy TARGET DRAFTER)",
     ),
     Advice(
         ("Model architectures", "not supported for now"),
