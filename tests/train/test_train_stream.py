@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from draftsmith.cli.main import app
@@ -99,9 +101,9 @@ def test_the_option_streams(recipe):
 
 @pytest.mark.slow
 def test_engines_as_actors_of_a_local_ray_cluster_give_the_same_drafter(recipe):
-    """Two engine actors, two trainer workers, each in a process of its own; one engine's process is killed."""
+    """Two engine actors on two nodes, each in a process of its own; one engine's process is killed."""
     pytest.importorskip("ray")
-    _, weights, _ = train(recipe, "a", stream="memory")
+    _, _, here = train(recipe, "a", stream="memory")
     code = Path(__file__).with_name("ray_side.py")
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     run = load_recipe(recipe)
@@ -117,4 +119,7 @@ def test_engines_as_actors_of_a_local_ray_cluster_give_the_same_drafter(recipe):
     lines = done.stdout.strip().splitlines()
     assert lines[-1] == "done"
     assert int(lines[-2].split()[-1]) >= 1  # engines killed
-    assert (Path(run.folder) / "train/best/model.safetensors").read_bytes() == weights
+    there = load_file(Path(run.folder) / "train/best/model.safetensors")
+    for name, value in load_file(here / "best/model.safetensors").items():
+        # products on another number of threads differ in last bits
+        torch.testing.assert_close(there[name], value, rtol=1e-3, atol=1e-4, msg=name)
