@@ -54,17 +54,12 @@ def override(look: Look) -> Finding:
     if name in release.registered:
         return ok(f"model_type {d.model_type!r} becomes {made.model_type!r}; {name} is registered", made.where)
     kind = release.mla_type(d) if d.form == "mla" else "qwen3" if d.form == "qwen3" else "llama"
-    cause = (
-        f"architecture {d.declared!r}"
-        if release.override(d, kind) is not None
-        else f"model_type {d.model_type!r} is the target's: it"
-    )
+    by_name = release.override(d, kind) is not None  # another model_type would not help
+    what = f"architecture {d.declared!r}" if by_name else f"model_type {d.model_type!r}"
     return fail(
-        f"{cause} is turned into {made.model_type!r} ({made.architecture}) before the method is looked at; "
+        f"{what} is turned into {made.model_type!r} ({made.architecture}) before the method is looked at; "
         f"{release.label} then looks for {name}, which is no registered drafter",
-        'write "architectures": ["LlamaForCausalLMEagle3"]'
-        if "architecture" in cause[:12]
-        else f'write "model_type": "{kind}"',
+        'write "architectures": ["LlamaForCausalLMEagle3"]' if by_name else f'write "model_type": "{kind}"',
         made.where,
     )
 
