@@ -35,6 +35,7 @@ _NEEDED = ("norm_before_fc", "fc_norm", "norm_output")
 @dataclass(frozen=True)
 class Release:
     """One release as the reader saw it. model_types None: no list. switches: config keys its Llama drafter class reads;
+    rewritten: model types of drafters that it turns into an MTP head's (reader/override.py).
     speculators: keys taken over from a speculators config; ids_v1, ids_v2: where each runner looks for aux layer ids."""
 
     version: str
@@ -45,6 +46,7 @@ class Release:
     ids_v1: tuple[str, ...]
     ids_v2: tuple[str, ...]
     transformers: str
+    rewritten: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def table(engine: str = "vllm") -> Table:
             ids_v1=tuple(r["ids_v1"]),
             ids_v2=tuple(r["ids_v2"]),
             transformers=r["transformers"],
+            rewritten=tuple(r["rewritten"]),
         )
         for r in raw.get("releases", [])
     )
@@ -141,6 +144,8 @@ def _lacking(engine: str, release: Release, drafter: dict[str, Any]) -> list[str
             lacking.append("does not read speculators configs for EAGLE-3")
     elif name is None or (looked_up(name, release.drafters) if engine == "vllm" else name) not in release.drafters:
         lacking.append(f"drafter architecture {name} is not registered")
+    if not from_speculators and drafter.get("model_type") in release.rewritten:
+        lacking.append(f"turns a drafter of model type {drafter['model_type']} into an MTP head's")
     understood = release.speculators if from_speculators else tuple(s.rsplit(".", 1)[-1] for s in release.switches)
     nested = drafter.get("eagle_config")
     for switch in _NEEDED:

@@ -17,6 +17,7 @@ from typing import Any
 from draftsmith.engine.reader import EngineFacts, read_engine, sglang
 from draftsmith.engine.reader.backend import transformers_need, transformers_pin
 from draftsmith.engine.reader.drafters import runner_reads, speculators_reads, switches
+from draftsmith.engine.reader.override import rewritten_types
 from draftsmith.engine.reader.wrapper import hollow
 from draftsmith.engine.releases import FILE
 from draftsmith.record import atomic_write
@@ -64,6 +65,7 @@ def describe(facts: EngineFacts) -> dict[str, Any]:
         "ids_v1": sorted({s for s in spelled if s.endswith("layer_ids")}),
         "ids_v2": sorted({r.spelled for r in runner_reads(facts, "v2").reads if r.key.endswith("layer_ids")}),
         "transformers": transformers_pin(facts),
+        "rewritten": rewritten_types(facts) if facts.name == "vllm" else [],
     }
 
 

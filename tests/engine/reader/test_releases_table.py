@@ -51,6 +51,16 @@ def test_the_story_kimi_k25() -> None:
     assert last_release(KIMI) == table().releases[-1].version
 
 
+def test_a_model_type_that_becomes_an_mtp_heads_is_taken_by_no_release() -> None:
+    """An MLA drafter must say deepseek_v2: deepseek_v3 is turned into DeepSeekMTPModel in every release."""
+    drafter = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+    assert first_release(KIMI, drafter=drafter) == "0.18.0"
+    renamed = drafter | {"model_type": "deepseek_v3"}
+    assert first_release(KIMI, drafter=renamed) is None
+    last = answers(KIMI, renamed)[-1]
+    assert last.drafter is False and "turns a drafter of model type deepseek_v3 into an MTP head's" in last.notes
+
+
 @pytest.mark.parametrize(
     ("architecture", "model_type", "first"),
     [

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from draftsmith.engine.reader.facts import EngineFacts
 
 FUNCTION = "hf_config_override"
+DRAFTER = "LlamaForCausalLMEagle3"
 MODULES = ("vllm.config.speculative", "vllm.config.__init__", "vllm.config")
 """Where releases have it (0.11, 0.10.1, before)."""
 
@@ -140,6 +141,17 @@ def override_of(facts: EngineFacts, config: dict[str, Any]) -> Override | None:
             return None
         return Override(after if isinstance(after, str) else kind, first, tuple(walk.where))
     return None
+
+
+def rewritten_types(facts: EngineFacts) -> list[str]:
+    """Every model_type that a Llama drafter may not have, since the function turns it into another; sorted."""
+    words = {
+        n.value
+        for _, function in _functions(facts)
+        for n in ast.walk(function)
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value
+    }
+    return sorted(w for w in words if override_of(facts, {"model_type": w, "architectures": [DRAFTER]}))
 
 
 def _functions(facts: EngineFacts) -> Iterator[tuple[Module, ast.FunctionDef]]:
