@@ -20,7 +20,7 @@ os.environ |= {
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
 }  # fmt: skip
-LIMIT = 240
+LIMIT, WORKERS = 240, 2
 
 
 def engine(job, **more):
@@ -123,13 +123,18 @@ def main():
     import vllm.v1.engine.llm_engine  # noqa: F401 (paid once, before the forks)
     from vllm import LLM  # noqa: F401
 
-    for job in jobs:
-        if time.time() - began > float(sys.argv[2]):
+    running = {}
+    while jobs or running:
+        while jobs and len(running) < WORKERS and time.time() - began < float(sys.argv[2]):
+            job = jobs.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                child(job, Path(job["out"]).with_suffix(".log"))
+            running[pid] = job
+        if not running:
             return
-        pid = os.fork()
-        if pid == 0:
-            child(job, Path(job["out"]).with_suffix(".log"))
-        _, status = os.waitpid(pid, 0)
+        pid, status = os.wait()
+        job = running.pop(pid)
         if not Path(job["out"]).is_file():
             Path(job["out"]).write_text(json.dumps({"error": f"the process ended with status {status}", "at": ""}))
         print(job["kind"], job["out"].split("/")[-2], round(time.time() - began, 1), flush=True)
