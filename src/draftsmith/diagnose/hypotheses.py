@@ -36,9 +36,10 @@ class Family:
 
 
 def aux_single(subject: Subject, setup: Setup) -> Variants:
-    """One id moved, by up to three layers."""
+    """One id moved by one or two layers; streams change smoothly from layer to layer, so what lies further off is reached
+    step by step (`aux_neighbours`)."""
     for i, k in enumerate(setup.aux_ids):
-        for moved in (k - 1, k + 1, k - 2, k + 2, k - 3, k + 3):
+        for moved in (k - 1, k + 1, k - 2, k + 2):
             ids = (*setup.aux_ids[:i], moved, *setup.aux_ids[i + 1 :])
             if _possible(ids, subject.num_layers):
                 yield f"{list(subject.setup().aux_ids)} → {list(ids)}", _ids(setup, ids)

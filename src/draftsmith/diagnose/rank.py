@@ -21,7 +21,7 @@ from draftsmith.ui import Ui
 MIN_GAIN = 0.02
 """Nats per token under which a better setting is noise, however small its error."""
 SIGMAS = 4.0
-SCREEN_ROWS, SCREEN_ANSWER, FINALISTS = 4, 40, 8
+SCREEN_ROWS, SCREEN_ANSWER, FINALISTS = 3, 40, 7
 """Every variant is first tried on so many rows, cut to so many answer tokens; so many of all go on to the whole sample."""
 STEPS_ON = 6
 """Times that the best variant of a family may be bettered by its `further` step."""
