@@ -124,9 +124,15 @@ def by_context(bench: dict[str, Any]) -> dict[str, Any] | None:
 def curves(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Loss, and validation acceptance, against the optimizer step."""
     out = []
-    loss = [(m["step"], m["loss"]) for m in metrics if "loss" in m and "step" in m]
-    if loss:
-        out.append(figure("Training loss", [_line("loss", loss)], "optimizer step", "loss"))
+    losses: dict[int, list[tuple[float, float]]] = {}
+    for m in metrics:
+        if "loss" in m and "step" in m:
+            losses.setdefault(m.get("draft_steps", 0), []).append((m["step"], m["loss"]))
+    if losses:
+        # The loss is a sum over the draft steps: one line for each number of them, for they do not compare.
+        names = {k: f"{k} draft step{'' if k == 1 else 's'}" if k else "loss" for k in losses}
+        lines = [_line(names[k], points) for k, points in losses.items()]
+        out.append(figure("Training loss", lines, "optimizer step", "loss, summed over draft steps"))
     length = [(m["step"], m["acceptance_length"]) for m in metrics if "acceptance_length" in m]
     if length:
         traces = [_line("acceptance length", length)]
