@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -101,7 +102,7 @@ def ask_for_real(python: Path, folder: Path, over: Path | None = None) -> dict[s
     row.update(compared=0, agree=0, disagree=[])
     for arch, theirs in real.items():
         if isinstance(theirs, str):
-            row["not_importable"][arch] = theirs
+            row["not_importable"][arch] = re.sub(r"/\S*site-packages/", "", theirs)
             continue
         support = facts.supports(arch)
         ours = None if support is None else support.supports
