@@ -1,12 +1,12 @@
 """Our drafter against vLLM's own drafter class, same weights, all draft steps: agrees as architecture.md defines it."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftsmith.bench.parity import ENGINE_SIDE
 from draftsmith.dialects import vllm
 from draftsmith.dialects.checkpoint import Checkpoint
 from draftsmith.drafter.config import DrafterConfig
@@ -104,8 +104,7 @@ def both_sides(tiny_target, tmp_path_factory):
         }
         save_file(given, place / "in.safetensors")
         mine[name] = ours(model, given)
-    side = Path(__file__).with_name("engine_side.py")
-    command = [str(find_engine().python), str(side), str(tiny_target), *(str(folder / n) for n in CASES)]
+    command = [str(find_engine().python), str(ENGINE_SIDE), str(tiny_target), *(str(folder / n) for n in CASES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {n: (mine[n], load_file(folder / n / "out.safetensors"), done.stdout) for n in CASES}

@@ -46,6 +46,9 @@ WHERE = {
 }
 """Stage → what it is made by, where no single switch explains the difference."""
 
+ENGINE_SIDE = Path(__file__).with_name("parity_engine.py")
+"""The program that the engine's own interpreter runs."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -88,7 +91,6 @@ def engine_side(
             "parity runs the engine's own drafter class",
             "give the environment of a vLLM, or --engine none for a second reading of the files",
         )
-    side = Path(__file__).with_name("parity_engine.py")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": "", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory(prefix="draftsmith-parity-") as work:
@@ -99,7 +101,7 @@ def engine_side(
             (case / "drafter").write_text(str(drafter.resolve()))
             save_file({n: t.contiguous().clone() for n, t in one.tensors.items()}, case / "in.safetensors")
             cases.append(case)
-        command = [str(engine.python), str(side), str(target), *map(str, cases)]
+        command = [str(engine.python), str(ENGINE_SIDE), str(target), *map(str, cases)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
         except subprocess.TimeoutExpired:
