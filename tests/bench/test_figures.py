@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from draftsmith.bench.asserts import check, names
 from draftsmith.bench.buckets import bucket_of, by_bucket, language_of
 from draftsmith.bench.figures import acceptance, counts_of_steps
+from draftsmith.bench.forecast import best_of
 from draftsmith.bench.load import Request
 from draftsmith.bench.lossless import bf16_step, first_difference
 from draftsmith.bench.samples import accepted_marks, pieces
 from draftsmith.bench.stats import paired_ratio_interval, rate_interval, ratio_interval
-from draftsmith.bench.tune import best_of
 from draftsmith.engine.metrics import Counters
 from draftsmith.errors import UserError
 

@@ -65,15 +65,34 @@ def _group(title: str, groups: dict[str, Any]) -> str:
 
 
 def _tune(tune: dict[str, Any] | None) -> str:
+    """Tokens per second by draft tokens and concurrency; what the cost model predicts stands behind a tilde."""
     if not tune:
         return ""
-    ks = tune["num_speculative_tokens"]
-    rows = [
-        [c, *(_num(row["tokens_per_second"].get(str(k)), 1) for k in ks), _num(row.get("none"), 1), str(row["best"])]
-        for c, row in tune["by_concurrency"].items()
-    ]
-    head = ["at once", *(f"{k} draft tokens" for k in ks), "no drafter", "best"]
-    return "\n\n### Draft tokens, tokens/s\n\n" + table(head, rows)
+    said: dict[str, Any] = tune.get("predicted") or {}
+    predicted: dict[str, Any] = said.get("by_concurrency") or {}
+    ks = range(1, max(tune["num_speculative_tokens"]) + 1) if predicted else tune["num_speculative_tokens"]
+    rows = []
+    for c in predicted or tune["by_concurrency"]:
+        row, guess = tune["by_concurrency"].get(c, {}), predicted.get(c, {})
+        speeds, guesses = row.get("tokens_per_second", {}), guess.get("tokens_per_second", {})
+        cells = [_either(speeds.get(str(k)), guesses.get(str(k))) for k in ks]
+        best = f"~{guess['best']}" if guess.get("best_is_predicted") else str(guess.get("best", row.get("best")))
+        rows.append([c, *cells, _either(row.get("none"), guess.get("none")), best])
+    head = ["at once", *(f"{k} draft token{'s' if k > 1 else ''}" for k in ks), "no drafter", "best"]
+    page = "\n\n### Draft tokens, tokens/s\n\n" + table(head, rows)
+    if predicted:
+        model = said["model"]
+        page += (
+            f"\n\n~ predicted by the cost model, not measured (fitted on {model['points']} measured speeds, the largest error "
+            f"there {model['residual']:.1%}); 0 = no drafter"
+        )
+    elif said:
+        page += f"\n\nNothing is predicted beside what was measured: {said['why_not']}"
+    return page
+
+
+def _either(measured: float | None, predicted: float | None) -> str:
+    return _num(measured, 1) if measured is not None or predicted is None else f"~{_num(predicted, 1)}"
 
 
 def to_markdown(bench: dict[str, Any]) -> str:

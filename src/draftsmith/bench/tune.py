@@ -1,4 +1,5 @@
-"""`--tune`: how many draft tokens are best at each concurrency? Every number is measured; the best one is named."""
+"""`--tune`: how many draft tokens are best at each concurrency? The numbers that were asked for are measured; those between
+and beside them are predicted by the cost model, and said to be."""
 
 from __future__ import annotations
 
@@ -7,21 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftsmith.bench.forecast import best_of, forecast, points_of
 from draftsmith.bench.result import way_result
 from draftsmith.bench.ways import Opener, Plan, measure_way
 from draftsmith.ui import Ui
-
-MARGIN = 0.02
-"""A larger number of draft tokens must be faster by this share to be preferred: it costs memory and latency spread."""
-
-
-def best_of(rates: dict[int, float], plain: float | None) -> int:
-    """The number of draft tokens to use: the smallest within MARGIN of the fastest; 0 (no drafter) where plain
-    serving is as fast."""
-    fastest = max(rates.values())
-    if plain is not None and plain >= fastest:
-        return 0
-    return min(k for k, rate in rates.items() if rate >= fastest * (1 - MARGIN))
 
 
 def sweep(
@@ -35,7 +25,7 @@ def sweep(
     """Measure the drafter with each number of draft tokens, one server start each, and recommend.
 
     Returns {"num_speculative_tokens": […], "by_concurrency": {c: {"tokens_per_second": {k: …},
-    "acceptance_length": {k: …}, "none", "best"}}}."""
+    "acceptance_length": {k: …}, "none", "best"}}, "predicted": forecast.py's}."""
     plan = replace(plan, sampling_test=None)
     results = {}
     for k in numbers:
@@ -53,4 +43,10 @@ def sweep(
             "best": best_of(rates, plain),
         }
         ui.note(f"tune: at {c} at once best with {rows[c]['best']} draft tokens")
-    return {"num_speculative_tokens": numbers, "by_concurrency": rows}
+    tune: dict[str, Any] = {"num_speculative_tokens": numbers, "by_concurrency": rows}
+    rates = results[max(numbers)]["acceptance_per_position"]
+    tune["predicted"] = forecast(tune, points_of(bench | {"tune": tune}), rates, plan.concurrency)
+    for c, row in tune["predicted"].get("by_concurrency", {}).items():
+        if row["best_is_predicted"]:
+            ui.note(f"tune: at {c} at once {row['best'] or 'no'} draft tokens are predicted to be best (not measured)")
+    return tune

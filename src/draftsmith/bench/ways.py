@@ -113,7 +113,7 @@ SETTLE = 3.0
 """Seconds at most that the last step's counts may take to reach the page after its answer has."""
 
 
-async def _counters(client: EngineClient, before: Counters | None = None, tokens: int = 0) -> Counters:
+async def counters_now(client: EngineClient, before: Counters | None = None, tokens: int = 0) -> Counters:
     """The server's counters now; with `before`, once they hold the `tokens` answered since (or SETTLE has passed)."""
     end = time.monotonic() + SETTLE
     while True:
@@ -129,18 +129,18 @@ async def _measure(opened: Opened, way: str, plan: Plan, folder: Path, ui: Ui) -
         todo = [p for p in plan.passes() if not (folder / f"{p[0]}.json").is_file()]
         if todo:
             warm = plan.mixture(min(max(plan.concurrency), 8))
-            before = await _counters(client)
+            before = await counters_now(client)
             warmed = await send(client, warm, len(warm), plan.sampling(WARM_TOKENS), ui, f"{way}: warm-up")
-            await _counters(client, before, warmed.tokens)
+            await counters_now(client, before, warmed.tokens)
         for name, concurrency, set_name, prompts, max_tokens in todo:
             title = f"{way}: {set_name}, {len(prompts)} prompts, {concurrency} at once"
-            before = await _counters(client)
+            before = await counters_now(client)
             try:
                 done = await send(client, prompts, concurrency, plan.sampling(max_tokens), ui, title)
             except UserError:
                 opened.check()  # a dead engine's own reason is worth more than "did not answer"
                 raise
-            counts = (await _counters(client, before, done.tokens)).since(before)
+            counts = (await counters_now(client, before, done.tokens)).since(before)
             write_json(folder / f"{name}.counters.json", counts.as_dict())
             done.save(folder / f"{name}.json")
             ui.note(f"  {way} {set_name} at {concurrency}: {done.tokens / done.seconds:.1f} tokens/s")

@@ -263,23 +263,31 @@ def measured_elsewhere(subject: Subject, measured: Acceptance) -> Iterator[Cause
         )
 
 
-def slower(bench: dict[str, object] | None) -> Iterator[Cause]:
-    """Accepted well and slower all the same: the draft steps cost more than they save."""
+SLOWER = 0.97
+"""Speed against no drafter under which a bench says more than its own noise."""
+
+
+def slower(bench: dict[str, Any] | None) -> Iterator[Cause]:
+    """Accepted well and slower all the same: the draft steps cost more than they save, which the cost model explains."""
     if not bench:
         return
-    speeds = bench.get("tokens_per_second")
-    per_step = bench.get("tokens_per_target_step")
+    speeds, per_step = bench.get("tokens_per_second"), bench.get("tokens_per_target_step")
     if not isinstance(speeds, dict) or not isinstance(per_step, int | float) or per_step < 1.3:
         return
     plain, ours = speeds.get("none") or {}, speeds.get("drafter") or {}
     ratios = {c: ours[c] / plain[c] for c in plain if plain.get(c) and ours.get(c)}
-    if ratios and max(ratios.values()) < 1.0:
+    losing = [c for c, ratio in ratios.items() if ratio < SLOWER]
+    if losing:
+        from draftsmith.bench.forecast import why_slower
+
+        evidence, advice = why_slower(bench)
+        where = "" if len(losing) == len(ratios) else f" at {', '.join(losing)} at once"
         yield Cause(
             "speed.cost",
-            f"acceptance is fine ({per_step:.2f} tokens per target step) but each draft step costs more than it saves",
+            f"acceptance is fine ({per_step:.2f} tokens per target step) but{where} drafting costs more than it saves",
             0.1,
-            [f"{r:.2f}× the speed of no drafter at {c} at once" for c, r in ratios.items()],
-            "fewer speculative tokens, a smaller batch, or no drafter for a target this small",
+            evidence,
+            advice,
         )
 
 
