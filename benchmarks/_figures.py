@@ -16,10 +16,19 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def commit() -> str | None:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None  # a bare GPU host has no git
+    return done.stdout.strip() or os.environ.get("COMMIT")  # a copy of the tree on a GPU host has no history
+
+
+def machine() -> str:
+    """Cores, and the GPU where the script has used one."""
+    torch = sys.modules.get("torch")
+    gpu = f"one {torch.cuda.get_device_name()}, " if torch is not None and torch.cuda.is_available() else ""
+    return f"{gpu}{platform.machine()}, {os.cpu_count()} cores"
 
 
 def command() -> str:
@@ -29,20 +38,31 @@ def command() -> str:
 
 
 def write(
-    name: str, *, claim: str, ours: Any, theirs: Any, unit: str, rows: list[Any], engine_version: str | None = None
+    name: str,
+    *,
+    claim: str,
+    ours: Any,
+    theirs: Any,
+    unit: str,
+    rows: list[Any],
+    engine_version: str | None = None,
+    machine: str | None = None,
+    made_from: str | None = None,
+    out: Path = RESULTS,
 ) -> Path:
-    """Write the figure in the form that docs quote."""
-    ratio = round(ours / theirs, 4) if isinstance(theirs, int | float) and theirs else None
-    path = RESULTS / f"{name}.json"
+    """Write the figure in the form that docs quote. machine: none = this CPU; made_from: the commit, none = git's."""
+    numbers = isinstance(ours, int | float) and isinstance(theirs, int | float)
+    ratio = round(ours / theirs, 4) if numbers and theirs else None
+    path = out / f"{name}.json"
     write_json(
         path,
         {
             "claim": claim,
             "command": command(),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "machine": machine or f"{platform.machine()}, {os.cpu_count()} cores",
             "versions": versions() | ({"vllm": engine_version} if engine_version else {}),
             "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(),
+            "commit": made_from or commit(),
             "ours": ours,
             "theirs": theirs,
             "unit": unit,
