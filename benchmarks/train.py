@@ -9,6 +9,9 @@ Needs one Hopper-class GPU and the peers importable beside draftsmith:
 Every configuration is a process (train_ours.py, train_peers.py) that imports and compiles beside others and is timed
 alone. Single results are appended to the raw file as they come; with `--raw FILE --collect` the figures are made from
 an earlier run's file without a GPU.
+
+`--beside` measures the other peer instead: speculators 0.9.0 at shapes A and B, which trains no lm_head and makes its
+teacher over the draft vocab alone, and ours (which does train it) with the first choice given: results/train_speculators.json.
 """
 
 from __future__ import annotations
@@ -76,6 +79,53 @@ def jobs(names: list[str]) -> list[Job]:
     return [*sorted(found, key=lambda j: "speculators" in j.args), Job([str(HERE / "train_same.py")], 6)]
 
 
+BESIDE = {"train_A_K7_2048": 45, "train_A_K3_2048": 31, "train_B_K7_4096": 21, "train_B_K3_4096": 14}
+"""Figure → GiB of speculators' process there (it compiles for a minute or more, so each configuration has its own)."""
+
+
+def beside_jobs() -> list[Job]:
+    found = []
+    for name, gib in BESIDE.items():
+        shape, K, length, docs, _, _ = FIGURES[name]
+        found.append(Job([str(HERE / "train_peers.py"), "speculators", shape, f"{K}:{length}:{docs}"], gib))
+    for shape, gib in (("A", 32), ("B", 14)):
+        runs = ",".join("{1}:{2}:{3}".format(*FIGURES[n]) for n in BESIDE if FIGURES[n][0] == shape)
+        found.append(Job([str(HERE / "train_ours.py"), shape, runs, "teacher=stored"], gib))
+    return found
+
+
+def collect_beside(raw: Path, out: Path, commit: str) -> None:
+    """train_speculators.json from a raw file of `--beside`."""
+    rows = [json.loads(line) for line in raw.read_text().splitlines()]
+    top = next(r for r in reversed(rows) if r["side"] == "ceiling")
+    table: list[dict[str, Any]] = []
+    for name in BESIDE:
+        mine = [r for r in rows if matches(r, FIGURES[name])]
+        ours, theirs = ([r for r in mine if r["side"] == side] for side in ("ours", "speculators"))
+        if ours and theirs:
+            a, b = ours[-1], theirs[-1]
+            table.append({"what": name, "ours": a["tok_s"], "theirs": b["tok_s"], "ratio": round(a["tok_s"] / b["tok_s"], 3),
+                          "peak_gib": [a["peak_gib"], b["peak_gib"]], "peak_ratio": round(a["peak_gib"] / b["peak_gib"], 3)})  # fmt: skip
+    if not table:
+        print("train_speculators: incomplete, not written", flush=True)
+        return
+    record = {
+        "claim": "tokens/s of one optimizer step beside speculators 0.9.0, which trains no lm_head (ours does; first choice given)",
+        "command": "python benchmarks/train.py --beside --out benchmarks/results",
+        "machine": f"one {top['gpu']}",
+        "versions": top["versions"],
+        "date": date.today().isoformat(),
+        "commit": commit,
+        "ours": table[0]["ours"],
+        "theirs": table[0]["theirs"],
+        "unit": "target tokens/s",
+        "ratio": table[0]["ratio"],
+        "rows": [*table, *(r for r in rows if r["side"] in ("ours", "speculators"))],
+    }
+    (out / "train_speculators.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(table), flush=True)
+
+
 def ceiling() -> dict[str, Any]:
     """Rate of an 8192-cubed bf16 product on random data: groups of ten, then 600 in a row."""
     code = """
@@ -96,12 +146,12 @@ print(json.dumps({"side": "ceiling", "tflops": statistics.median(groups), "group
     return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
 
 
-def run(raw: Path, seconds: float, names: list[str]) -> None:
+def run(raw: Path, seconds: float, names: list[str] | None) -> None:
     """All jobs, as many side by side as fit into memory and cores; results go to `raw` line by line."""
     deadline = time.time() + seconds
     with raw.open("a") as f:
         f.write(json.dumps(ceiling() | {"versions": versions()}) + "\n")
-    waiting, running = jobs(names), list[Job]()
+    waiting, running = beside_jobs() if names is None else jobs(names), list[Job]()
     logs = raw.with_suffix(".log")
     while waiting or running:
         for job in [j for j in running if j.process and j.process.poll() is not None]:
@@ -205,14 +255,16 @@ def main() -> None:
     p.add_argument("--raw", type=Path, default=Path("train_raw.jsonl"))
     p.add_argument("--seconds", type=float, default=900, help="no new process is begun after this")
     p.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NAME")
+    p.add_argument("--beside", action="store_true", help="speculators at shapes A and B, beside ours")
     p.add_argument("--collect", action="store_true", help="make the figures from --raw, run nothing")
     p.add_argument("--commit", help="commit to name; none = git's")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.collect:
-        run(a.raw, a.seconds, a.figures)
+        run(a.raw, a.seconds, None if a.beside else a.figures)
     head = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    collect(a.raw, a.out, a.commit or subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip())
+    commit = a.commit or subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    (collect_beside if a.beside else collect)(a.raw, a.out, commit)
 
 
 if __name__ == "__main__":

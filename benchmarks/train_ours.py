@@ -23,10 +23,11 @@ from train_shapes import BF16, DEVICE, SHAPES, normal
 
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.train.batch import StepBatch
+from draftsmith.train.core import MULTIPLE
 from draftsmith.train.fused.adamw import FusedAdamW
 from draftsmith.train.fused.arena import Arena
 from draftsmith.train.fused.head import FullTeacher
-from draftsmith.train.fused.layout import FlatParams
+from draftsmith.train.fused.layout import BLOCK, FlatParams
 from draftsmith.train.fused.plan import Plan, draft_index
 from draftsmith.train.fused.step import FusedStep
 from draftsmith.train.objective import TargetHead
@@ -44,10 +45,13 @@ class Ours:
     """One drafter of random weights with its optimizer; draft tokens' rows of the target head are x3, so that the
     target's first choice lies in the draft vocab (as in the peers' runs)."""
 
-    def __init__(self, shape: str, teacher: str, lean: bool, kernel: str | None, chunk: int | None) -> None:
+    def __init__(
+        self, shape: str, teacher: str, lean: bool, kernel: str | None, chunk: int | None, group: object = None
+    ) -> None:
+        """group: process group whose ranks train together (train_two_gpus.py), as train/core.py does."""
         self.config = c = shape_config(shape)
         gen = self.gen = torch.Generator(device=DEVICE).manual_seed(0)
-        self.flat = FlatParams(c, DEVICE, BF16)
+        self.flat = FlatParams(c, DEVICE, BF16, multiple=BLOCK if group is None else MULTIPLE)
         for p in self.flat.named.values():
             p.fill_(1.0) if p.dim() == 1 else p.copy_(normal(gen, *p.shape, std=0.02))
         ids = torch.randperm(c.vocab_size, generator=gen, device=DEVICE)[: c.draft_vocab_size].sort().values
@@ -63,7 +67,9 @@ class Ours:
             rows = normal(gen, c.draft_vocab_size, c.hidden_size, std=0.06)
             full, head = None, TargetHead(torch.ones(c.hidden_size, device=DEVICE, dtype=BF16), 1e-6, rows)
         self.step = FusedStep(self.flat, head, embedding, self.t2d, full=full, kernel=kernel, chunk_bytes=chunk)
-        self.optimizer = FusedAdamW(self.flat, weight_decay=0.0, betas=(0.9, 0.999), lean=lean)
+        self.optimizer = FusedAdamW(
+            self.flat, weight_decay=0.0, betas=(0.9, 0.999), lean=lean, group=group, shard=group is not None
+        )
 
     def data(self, K: int, length: int, docs: int, share: float) -> tuple[StepBatch, Plan]:
         """Random states and tokens; every document's last `share` of tokens is supervised."""

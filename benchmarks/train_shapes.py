@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 # H, query heads, key heads, head_dim, MLP, V, D
@@ -11,7 +13,7 @@ SHAPES = {
     "C": (576, 9, 3, 64, 1536, 49152, 16384),
     "same": (1024, 8, 2, 128, 2816, 8192, 4096),
 }
-DEVICE = torch.device("cuda:0")
+DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 BF16 = torch.bfloat16
 
 

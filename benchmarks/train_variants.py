@@ -9,9 +9,11 @@ position, results/demo_seeds.json), on bf16 states whatever it was trained from.
 the ratio of tokens per target step over rows drawn again and again, all seeds together. Answers were sampled, so the
 walk counts the target's first choice, as greedy decoding would.
 
-    python benchmarks/train_variants.py RUN [--seeds 3] [--steps 100] [--variants bf16,fp8-topk,layer] [--work FOLDER]
+    python benchmarks/train_variants.py RUN --work FOLDER [--seeds 3] [--steps 100] [--variants bf16,fp8-topk,layer]
 
-RUN: a run's folder with capture, vocab and extract (bf16). Finished (variant, seed) pairs in --work are not trained again.
+RUN: a run's folder with vocab and extract (bf16), its own or of quality_states.py. Trains where `draftsmith train` does: on
+a GPU in bfloat16, else on the CPU. Finished (variant, seed) pairs in --work are not trained again, so variants may be
+trained by processes side by side and be compared by a last call.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,13 @@ from draftsmith.stage import Run
 from draftsmith.target.config import load_config
 from draftsmith.target.resolve import resolve_target
 from draftsmith.target.weights import layer_weights, read_embedding
+from draftsmith.train.checkpoint import write_native
 from draftsmith.train.core import build
 from draftsmith.train.data import channel_rms, read_pack, split_rows
 from draftsmith.train.init import drafter_config, first_weights, start_layer, target_head
 from draftsmith.train.loop import Training
 from draftsmith.train.objective import TargetHead
+from draftsmith.train.stage import finish_contract, pick_device
 from draftsmith.train.validate import agreement, proposals, walk
 from draftsmith.ui import QuietUi
 from draftsmith.vocab.map import VocabMap
@@ -48,23 +53,49 @@ K = 3
 HELD_OUT = 0.2
 
 
+class Kept:
+    """A store whose rows are decoded once and kept in memory, for all epochs and seeds."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store, self.contract, self.index = store, store.contract, store.index
+        self.rows: dict[str, Any] = {}
+
+    def read_many(self, row_ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        for row_id in row_ids:
+            if row_id not in self.rows:
+                self.rows[row_id] = self.store.read(row_id)
+            yield row_id, self.rows[row_id]
+
+
+class Unjudged(Training):
+    """The loop without its validations: the walk over the held-out rows at the end is the only judge."""
+
+    def _validate(self) -> None:
+        pass
+
+
 class Data:
-    """A run's states in both codecs, split once."""
+    """A run's states, split once; the short codec's are made when they are first wanted."""
 
     def __init__(self, folder: Path, work: Path) -> None:
         recipe = load_recipe(folder / "recipe.json")
-        self.run = Run(recipe, folder, QuietUi())
+        self.run, self.folder, self.work = Run(recipe, folder, QuietUi()), folder, work
         self.target = resolve_target(recipe.target)
         self.vocab = VocabMap.load(folder / "vocab")
         bf16 = StateStore.open(folder / "extract")
         if bf16.codec.name != "bf16":
             raise SystemExit(f"the run's states are {bf16.codec.name}; both codecs are made from bf16 ones")
-        short = work / "fp8-topk"
-        convert_store(folder / "extract", short, "fp8-topk", QuietUi(), vocab=folder / "vocab", model=self.target)
-        self.stores = {"bf16": bf16, "fp8-topk": StateStore.open(short)}
+        self.stores = {"bf16": Kept(bf16)}
         self.split = split_rows(bf16.index, HELD_OUT)
         ids = len(self.vocab.d2t)
         self.contract: Contract = bf16.contract.with_(draft_vocab_size=ids, vocab_map_hash=self.vocab.hash())
+
+    def states(self, codec: str) -> Kept:
+        if codec not in self.stores:
+            short, vocab = self.work / codec, self.folder / "vocab"
+            convert_store(self.folder / "extract", short, codec, QuietUi(), vocab=vocab, model=self.target)
+            self.stores[codec] = Kept(StateStore.open(short))
+        return self.stores[codec]
 
 
 def start(data: Data, seed: int, layer: int | None) -> tuple[Drafter, TargetHead, list[str]]:
@@ -80,9 +111,9 @@ def start(data: Data, seed: int, layer: int | None) -> tuple[Drafter, TargetHead
 
 
 def walked(model: Drafter, data: Data, inverse_rms: torch.Tensor) -> list[tuple[int, int, list[int]]]:
-    """Per held-out row: tokens, drafts, accepted per position."""
+    """Per held-out row: tokens, drafts, accepted per position. The drafter in float32 on the CPU."""
     out = []
-    store = data.stores["bf16"]
+    store = data.states("bf16")
     for e in data.split.held_out:
         batch = read_pack(store, [e.row_id], e.tokens, inverse_rms, torch.float32, pad=False)
         counts = agreement(batch, proposals(model, batch, K)).tolist()
@@ -91,29 +122,43 @@ def walked(model: Drafter, data: Data, inverse_rms: torch.Tensor) -> list[tuple[
     return out
 
 
+def section_of(steps: int, seed: int, lr: float, warm: float, batch_tokens: int = 2048) -> TrainSection:
+    return TrainSection.model_validate(
+        {"steps": steps, "ttt_steps": K, "warm_fraction": warm, "lr": lr, "seed": seed, "batch_tokens": batch_tokens,
+         "eval_every": 10**6}
+    )  # fmt: skip
+
+
 def train(data: Data, variant: str, seed: int, section: TrainSection, work: Path) -> dict[str, Any]:
     torch.manual_seed(0)
-    store = data.stores["fp8-topk" if variant == "fp8-topk" else "bf16"]
+    store = data.states("fp8-topk" if variant == "fp8-topk" else "bf16")
     # "layer" is the last decoder layer, "layer15" the one of that number
     number = variant.removeprefix("layer")
     layer = (int(number) if number else data.contract.target.num_layers - 1) if variant.startswith("layer") else None
     model, head, taken = start(data, seed, layer)
     rms = channel_rms(store, data.split.train)
-    core = build(model, head, section)
+    device, dtype = pick_device(section)
+    model = model.to(device, dtype)
+    core = build(model, head.to(device, dtype), section)
+    longest = min(max(e.tokens for e in data.split.train), section.batch_tokens)
+    contract = finish_contract(data.contract, model.config, longest, K)
     began = time.monotonic()
-    training = Training(
-        core=core, source=store, split=data.split, section=section, contract=data.contract,
-        folder=work / f"{variant}-{seed}", ui=QuietUi(), rms=rms,
+    training = Unjudged(
+        core=core, source=store, split=data.split, section=section, contract=contract,
+        folder=work / f"{variant}-{seed}", ui=QuietUi(), rms=rms, device=device, dtype=dtype,
     )  # fmt: skip
-    training.held_out = lambda: iter(())  # type: ignore[method-assign]  # the walk below is the only judge
     result = training.run()
-    model.eval()
+    seconds = time.monotonic() - began
+    model = model.to("cpu").eval()
+    write_native(work / f"{variant}-{seed}/last", model, rms, contract)
+    model = model.float()
     rows = walked(model, data, 1.0 / rms)
     lines = (work / f"{variant}-{seed}/metrics.jsonl").read_text().splitlines()
     losses = [(m["step"], m["loss"]) for m in map(json.loads, lines) if "loss" in m]
     return {
-        "variant": variant, "seed": seed, "steps": result["steps"], "tokens": result["tokens"],
-        "seconds": round(time.monotonic() - began), "taken": taken, "losses": losses, "walk": rows,
+        "variant": variant, "seed": seed, "steps": result["steps"], "tokens": result["tokens"], "K": K,
+        "lr": section.lr, "warm_fraction": section.warm_fraction, "seconds": round(seconds, 1), "device": device.type,
+        "taken": taken, "losses": losses, "walk": rows,
     }  # fmt: skip
 
 
@@ -159,7 +204,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--lr", type=float, default=0.0015)
+    parser.add_argument("--warm", type=float, default=0.75, help="share of the steps with one draft step alone")
     parser.add_argument("--variants", default="bf16,fp8-topk,layer")
+    parser.add_argument("--train-only", action="store_true", help="write no figure: other processes train the rest")
     parser.add_argument("--work", type=Path, required=True)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -170,13 +218,12 @@ def main() -> None:
         for variant in variants:
             path = given.work / f"{variant}-{seed}-{given.steps}.json"
             if not path.is_file():
-                section = TrainSection.model_validate(
-                    {"steps": given.steps, "ttt_steps": K, "warm_fraction": 0.75, "lr": 0.0015, "seed": seed,
-                     "eval_every": 10**6}
-                )  # fmt: skip
+                section = section_of(given.steps, seed, given.lr, given.warm)
                 path.write_text(json.dumps(train(data, variant, seed, section, given.work)))
             found[variant, seed] = json.loads(path.read_text())
             print(json.dumps({k: v for k, v in summary(found[variant, seed]).items() if k != "losses"}), flush=True)
+    if given.train_only:
+        return
     rows = [summary(f) for f in found.values()]
     unit = "tokens per target step (walk over held-out rows)"
     trained = f"{given.seeds} seed{'s' * (given.seeds > 1)} of {given.steps} steps"
