@@ -38,7 +38,8 @@ def plan_of(recipe: Recipe) -> Plan:
     )
 
 
-def _engine_label(recipe: Recipe) -> str:
+def engine_label(recipe: Recipe) -> str:
+    """Name and version of the engine that the recipe measures in."""
     return REFERENCE if recipe.engine.path == REFERENCE else find_engine(recipe.engine.path).label
 
 
@@ -49,7 +50,7 @@ def _inputs(run: Run) -> dict[str, str]:
         "export": run.output_hash("export"),
         "check": run.output_hash("check"),
         "target": content_hash(read_json(resolve_target(recipe.target) / "config.json")),
-        "engine": content_hash(_engine_label(recipe)),
+        "engine": content_hash(engine_label(recipe)),
         "prompts": content_hash(prompts),
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.contract import Contract, DrafterSizes, require_agreement
 from draftsmith.errors import UserError
-from draftsmith.record import folder_hash
+from draftsmith.record import content_hash, folder_hash
 from draftsmith.stage import Run, Stage
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ def _inputs(run: Run) -> dict[str, str]:
     found = {"extract": run.output_hash("extract"), "vocab": run.output_hash("vocab")}
     if run.recipe.train.from_:
         found["from"] = folder_hash(Path(run.recipe.train.from_).expanduser())
+    if run.recipe.train.select == "engine":
+        from draftsmith.bench.stage import engine_label
+
+        found["engine"] = content_hash(engine_label(run.recipe))
     return found
 
 
@@ -111,8 +115,29 @@ def open_source(run: Run, folder: Path) -> AbstractContextManager[Any]:
     return open_stream(run, folder)
 
 
+def _work(run: Run, folder: Path) -> dict[str, Any]:
+    return select(run, folder, train_on(run, folder))
+
+
+def select(run: Run, folder: Path, figures: dict[str, Any]) -> dict[str, Any]:
+    """With `train.select: engine` the engine's choice among the kept checkpoints becomes `best`; the trainer's memory is
+    free by then. One process does this, rank 0."""
+    if run.recipe.train.select == "offline":
+        return figures
+    import gc
+
+    import torch
+
+    from draftsmith.bench.select import choose_by_engine
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return figures | choose_by_engine(run, folder) | {"output_hash": folder_hash(folder / "best")}
+
+
 def train_on(run: Run, folder: Path) -> dict[str, Any]:
-    """The stage's work; with a process group up, the part of one rank (rank 0 writes)."""
+    """The training itself; with a process group up, the part of one rank (rank 0 writes)."""
     with open_source(run, folder) as source:
         return _train_from(run, folder, source)
 
@@ -120,6 +145,7 @@ def train_on(run: Run, folder: Path) -> dict[str, Any]:
 def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     from draftsmith.capture.rows import iter_rows
     from draftsmith.target.resolve import resolve_target
+    from draftsmith.train.candidates import KeepingTraining
     from draftsmith.train.core import build
     from draftsmith.train.data import channel_rms, first_tokens, require_answers, split_rows
     from draftsmith.train.loop import HELD_OUT_TOKENS, Training
@@ -150,7 +176,8 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     model = model.to(device, dtype)
     core = build(model, head.to(device, dtype), section)
     longest = min(max(e.tokens for e in split.train), section.batch_tokens)
-    training = Training(
+    kind = KeepingTraining if section.select == "engine" else Training
+    training = kind(
         core=core,
         source=source,
         split=split,
@@ -181,4 +208,4 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("train", ("drafter", "train"), _inputs, train_on)
+STAGE = Stage("train", ("drafter", "train"), _inputs, _work)

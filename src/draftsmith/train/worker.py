@@ -27,13 +27,13 @@ def train_together(recipe: Path, overrides: dict[str, Any], ui: Ui | None = None
     from draftsmith.recipe import load_recipe
     from draftsmith.record import is_done, read_record
     from draftsmith.train.parallel import Ranks, process_group
-    from draftsmith.train.stage import STAGE, train_on
+    from draftsmith.train.stage import STAGE, select, train_on
 
     def part(run: Run, folder: Path) -> dict[str, Any]:
         Ranks.current().wait()
         figures = train_on(run, folder)
         Ranks.current().wait()
-        return figures
+        return select(run, folder, figures) if Ranks.current().first else figures
 
     with process_group() as ranks:
         run = open_run(load_recipe(recipe, overrides), (ui or QuietUi()) if ranks.first else QuietUi())
