@@ -26,13 +26,14 @@ MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "original_max_position_embeddings": 512,
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
 DEEPSEEK = MOE | {
-    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32, "v_head_dim": 32, "head_dim": None, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 512, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64, "v_head_dim": 32, "head_dim": None, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
     "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
     "rope_parameters": YARN,
 }  # fmt: skip
 
 
+# The CPU's kernel of latent attention knows one size of cache: 512 + 64, the published models' (vllm: cpu_mla.py).
 ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
 
 
@@ -64,10 +65,12 @@ FAMILIES: tuple[Family, ...] = (
            ("--language-model-only",), "kimi_k25", "kimi_k2", ROUTING),
     Family("gpt-oss", "GptOssForCausalLM", "gpt_oss",
            {"hidden_size": 192, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32, "head_dim": 64,
-            "intermediate_size": 192,
+            "intermediate_size": 192, "rope_parameters": YARN | {"truncate": False},
             "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}),
     Family("MiniMax-M2", "MiniMaxM2ForCausalLM", "minimax_m2",
-           {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}),
+           {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64,
+            "rope_parameters": BASE["rope_parameters"] | {"partial_rotary_factor": 0.5}},
+           said={"rotary_dim": 32, "scoring_func": "sigmoid", "use_routing_bias": True}),
     Family("Llama-4 (text)", "Llama4ForCausalLM", "llama4_text",
            {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 64, "intermediate_size_mlp": 256,
             "interleave_moe_layer_step": 1, "attn_temperature_tuning": False, "attention_chunk_size": 1024}),
@@ -146,6 +149,10 @@ def write_target(f: Family, folder: Path, seed: int = 0) -> Path:
     if f.said:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | f.said, indent=1))
+    if f.wrap == "qwen3_vl_moe":  # the published files hold the experts' matrices the other way round
+        tensors = load_file(folder / "model.safetensors")
+        turned = {k: t.transpose(1, 2).contiguous() if ".experts." in k else t for k, t in tensors.items()}
+        save_file(turned, folder / "model.safetensors", metadata={"format": "pt"})
     if f.wrap == "kimi_k25":
         tensors = {f"language_model.{k}": t for k, t in load_file(folder / "model.safetensors").items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -55,11 +55,12 @@ def about(model):
 
 def capture(job):
     """Greedy answers of the plain engine, and their aux states by the plugin's tap."""
-    os.environ["DRAFTSMITH_VLLM_STATES"] = json.dumps(
-        {"folder": job["states"], "layers": job["layers"], "argmax": False}
-    )
+    os.environ["DRAFTSMITH_VLLM_STATES"] = json.dumps({"folder": job["states"], "layers": job["layers"]})
     llm = engine(job)
-    names = [{"draftsmith_states": f"row{i}", "draftsmith_from": 0} for i in range(len(job["prompts"]))]
+    names = [
+        {"draftsmith_states": f"row{i}", "draftsmith_from": 0, "draftsmith_argmax": 0}
+        for i in range(len(job["prompts"]))
+    ]
     tokens = ask(llm, job["prompts"], job["max_tokens"], names)
     ask(llm, job["prompts"][:1], 4)  # the tap writes a request's file when the next step begins
     end = time.time() + 20

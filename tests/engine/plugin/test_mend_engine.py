@@ -129,3 +129,14 @@ def test_latent_attention_is_rotated_wrongly_without_the_mend_only(
     assert found is not None, log.read_text()[-3000:]
     assert found["flat"] < 1e-5
     assert (found["latent"] > 0.1) is ("cpu-latent-rope" in proved and not mended)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_numba_kills_a_starting_worker_without_the_mend_only(real_engine: Any, tmp_path: Path, mended: bool) -> None:
+    proved, added = added_env(real_engine, mended)
+    log = tmp_path / "log"
+    found = probe(real_engine, "numba_probe.py", added, log)
+    if "cpu-numba-at-start" in proved and not mended:
+        assert found is None and "_lib_fn_wrapper" in log.read_text()
+    else:
+        assert found == {"registered": True}, log.read_text()[-3000:]

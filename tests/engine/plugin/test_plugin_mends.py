@@ -162,6 +162,30 @@ class RotaryEmbedding:
         )
         return query, key
 """
+ROUTER = """
+class CPURouter(BaseRouter):
+    def _compute_routing(self, hidden_states, router_logits, indices_type, *, input_ids=None):
+        if self.use_grouped_topk:
+            return _grouped_topk(gating_output=router_logits, num_expert_group=self.num_expert_group)
+        elif self.custom_routing_function is None:
+            assert self.scoring_func == "softmax"
+            return "softmax"
+"""
+REBIND = """
+def _rebind_kernels(overrides):
+    originals = {original: wrapper for original, wrapper in overrides}
+
+    def lookup(value):
+        return next((w for original, w in originals.items() if value is original), None)
+
+    for module in list(modules):
+        for attr, value in list(vars(module).items()):
+            wrapper = None
+            if hasattr(value, "__dict__"):
+                wrapper = lookup(vars(value).get("kernel"))
+            if wrapper is not None:
+                value.kernel = wrapper
+"""
 
 
 @pytest.mark.parametrize(
@@ -169,6 +193,8 @@ class RotaryEmbedding:
     [
         ("cpu-seed-in-parts", BOOKKEEPING, ("if gen is not None:", 'if gen is not None and gen.device.type != "cpu":')),
         ("cpu-latent-rope", ROPE, ("ops\n\n", "ops\n\n        query = query.view(len(positions), -1)\n")),
+        ("cpu-sigmoid-routing", ROUTER, ('self.scoring_func == "softmax"', 'self.scoring_func == "sigmoid"')),
+        ("cpu-numba-at-start", REBIND, ('hasattr(value, "__dict__")', "isinstance(vars(value), dict)")),
         ("cpu-no-speculation", RUNNER, ("        assert self.speculative_config is None", "        assert True")),
         (
             "cpu-eagle3-not-set-up",
@@ -186,7 +212,8 @@ def test_each_row_is_proved_and_disproved(fault: str, source: str, mended: tuple
     row = next(f for f in FAULTS if f.id == fault)
     found = find_in(row, source)
     assert found is not None
-    assert row.holds[0] in found.text or row.holds[0].startswith(found.text)  # a call may go over several lines
+    text = found.text.replace('"', "'")
+    assert row.holds[0] in text or row.holds[0].startswith(text)  # a call may go over several lines
     assert mended[0] in source
     assert find_in(row, source.replace(*mended)) is None
 
@@ -240,6 +267,53 @@ def test_a_query_of_several_heads_takes_the_native_form(
     rope.forward_cpu(None, heads)
     rope.forward_cpu(None, flat, flat)
     assert calls == [("kernel", 3), ("native", 3), ("kernel", 2)]
+
+
+def test_sigmoid_routing_is_that_of_one_group(module_of: Callable[[str, str], ModuleType]) -> None:
+    asked: list[dict[str, object]] = []
+    module = module_of("router", "BaseRouter = object\n" + ROUTER)
+    module._grouped_topk = lambda **given: asked.append(given) or "grouped"
+    router = module.CPURouter()
+    router.use_grouped_topk, router.custom_routing_function, router.scoring_func = False, None, "sigmoid"
+    router.top_k, router.renormalize, router.routed_scaling_factor, router.e_score_correction_bias = (
+        2,
+        True,
+        1.0,
+        "bias",
+    )
+    with pytest.raises(AssertionError):
+        router._compute_routing(None, "logits", None)
+    assert mend(fault_of("cpu-sigmoid-routing"), module)
+    assert router._compute_routing(None, "logits", None) == "grouped"
+    assert asked == [
+        {"gating_output": "logits", "topk": 2, "renormalize": True, "num_expert_group": 1, "topk_group": 1,
+         "scoring_func": "sigmoid", "routed_scaling_factor": 1.0, "e_score_correction_bias": "bias"}
+    ]  # fmt: skip
+    router.scoring_func = "softmax"
+    assert router._compute_routing(None, "logits", None) == "softmax"
+    router.scoring_func = "other"
+    with pytest.raises(AssertionError):
+        router._compute_routing(None, "logits", None)
+
+
+class AnswersEverything:
+    """As llvmlite's library object: every name is a function, `__dict__` too."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        return print
+
+
+def test_a_library_that_answers_every_name_is_passed_by(module_of: Callable[[str, str], ModuleType]) -> None:
+    module = module_of("dispatcher", REBIND)
+    owner, kernel, wrapper = SimpleNamespace(kernel=print), print, object()
+    module.modules = [SimpleNamespace(lib=AnswersEverything(), one=3, owner=owner)]
+    with pytest.raises(AttributeError):
+        module._rebind_kernels([(kernel, wrapper)])
+    assert mend(fault_of("cpu-numba-at-start"), module)
+    module._rebind_kernels([(kernel, wrapper)])
+    assert owner.kernel is wrapper
 
 
 @pytest.mark.parametrize(("source", "says"), [

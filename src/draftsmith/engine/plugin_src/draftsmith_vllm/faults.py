@@ -141,6 +141,34 @@ FAULTS: tuple[Fault, ...] = (
         only="plain_latent_rope",
         spoils="always",
     ),
+    Fault(
+        id="cpu-numba-at-start",
+        platform="cpu",
+        seen="0.31.0 read, 0.32.0 run",
+        symptom="the worker dies while it starts where numba was imported before it (the processor of Kimi-K2.5 does "
+        "so): a search through all modules takes llvmlite's library object for one with attributes",
+        file="vllm/triton_utils/dispatcher.py",
+        scope="_rebind_kernels",
+        holds=("lookup(vars(value).get('kernel'))",),
+        lacks=("isinstance(vars(value)", "getattr(vars(value)", "llvmlite"),
+        mend="rebind_kernels",
+        advice="serve through draftsmith (it injects the plugin draftsmith_vllm)",
+        architectures=("KimiK25ForConditionalGeneration",),
+    ),
+    Fault(
+        id="cpu-sigmoid-routing",
+        platform="cpu",
+        seen="0.30.0 and 0.31.0 read, 0.32.0 run",
+        symptom="experts that are chosen by sigmoid scores without groups (MiniMax-M2) stop the worker in its profile "
+        "run with an empty AssertionError: the CPU's router knows them in groups only",
+        file="vllm/model_executor/layers/fused_moe/router/cpu_router.py",
+        scope="CPURouter._compute_routing",
+        holds=("assert self.scoring_func == 'softmax'", "return _grouped_topk("),
+        lacks=("self.scoring_func == 'sigmoid'",),
+        mend="sigmoid_routing",
+        advice="serve through draftsmith (it injects the plugin draftsmith_vllm), or use a GPU",
+        architectures=("MiniMaxM2ForCausalLM",),
+    ),
 )
 
 

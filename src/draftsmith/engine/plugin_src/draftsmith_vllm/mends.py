@@ -44,6 +44,19 @@ STATEMENTS: dict[str, tuple[str, str]] = {
         "from vllm import _custom_ops as ops",
         "if query.dim() > 2:\n    return self.forward_native(positions, query, key)\nfrom vllm import _custom_ops as ops",
     ),
+    # llvmlite's library answers every name, `__dict__` too, with a wrapped C function.
+    "rebind_kernels": (
+        "wrapper = lookup(vars(value).get('kernel'))",
+        "wrapper = lookup(getattr(vars(value), 'get', lambda name: None)('kernel'))",
+    ),
+    # All experts as one group: the choice by score and bias, the weight by the score alone, as the GPU's kernel has it.
+    "sigmoid_routing": (
+        "assert self.scoring_func == 'softmax'",
+        "if self.scoring_func == 'sigmoid':\n    return _grouped_topk(gating_output=router_logits, topk=self.top_k, "
+        "renormalize=self.renormalize, num_expert_group=1, topk_group=1, scoring_func='sigmoid', "
+        "routed_scaling_factor=self.routed_scaling_factor, e_score_correction_bias=self.e_score_correction_bias)\n"
+        "assert self.scoring_func == 'softmax'",
+    ),
 }
 """Mend name → (statement, what stands in its place), in the normal form of `ast.unparse`; the rest of the function is
 the installed one."""
@@ -84,7 +97,7 @@ class _Swap(ast.NodeTransformer):
         self.old, self.new, self.count = old, new, 0
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.Expr | ast.ImportFrom) and ast.unparse(node) == self.old:
+        if isinstance(node, ast.Expr | ast.ImportFrom | ast.Assign | ast.Assert) and ast.unparse(node) == self.old:
             self.count += 1
             return self.new
         return self.generic_visit(node)
