@@ -11,10 +11,9 @@ from extract_support import make_run, some_rows
 
 from draftsmith.capture.rows import Row
 from draftsmith.errors import UserError
-from draftsmith.extract import source
 from draftsmith.extract.source import LiveStates, open_states
 from draftsmith.extract.stage import STAGE
-from draftsmith.extract.store import StateStore
+from draftsmith.extract.store import Prepared, StateStore, StateWriter
 from draftsmith.record import read_json, write_json
 from draftsmith.stage import execute
 
@@ -74,15 +73,15 @@ def test_killed_and_started_again_the_bytes_are_the_same(tmp_path: Path, tiny_ta
     cut = make_run(tmp_path / "cut", tiny_target, rows)
     torch.set_num_threads(1)  # a forked child must not wait for threads that it does not have
     if (child := os.fork()) == 0:
-        real, seen = source.finite, []
+        put, seen = StateWriter.put, []
 
-        def die_in_the_middle_of_a_batch(states: object) -> bool:
+        def die_in_the_middle_of_a_batch(writer: StateWriter, row: Prepared) -> None:
             seen.append(1)
             if len(seen) == 17:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(states)  # type: ignore[arg-type]
+            put(writer, row)
 
-        source.finite = die_in_the_middle_of_a_batch
+        StateWriter.put = die_in_the_middle_of_a_batch  # type: ignore[method-assign]
         execute(STAGE, cut)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

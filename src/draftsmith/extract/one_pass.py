@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +21,7 @@ from draftsmith.record import read_json
 
 if TYPE_CHECKING:
     from draftsmith.extract.codecs import Codec
-    from draftsmith.extract.store import StateWriter
+    from draftsmith.extract.store import Prepared, StateWriter
     from draftsmith.extract.wire import Wire
     from draftsmith.stage import Run
 
@@ -46,9 +47,12 @@ class Keeper:
 
     def __init__(self, wire: Wire, writer: StateWriter, alive: Callable[[], None], max_length: int) -> None:
         self.wire, self.writer, self.alive, self.max_length = wire, writer, alive, max_length
+        from draftsmith.extract.packing import threads
+
         self._bytes_per_token = 2 * writer.hidden * len(wire.layers)
         self._waiting: dict[str, tuple[str, int]] = {}
-        self._queue: queue.Queue[tuple[_Row, str] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[str, Future[Prepared | None]] | None] = queue.Queue()
+        self._pool = ThreadPoolExecutor(threads(), thread_name_prefix="pack")
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._store, name="states", daemon=True)
         self._thread.start()
@@ -72,23 +76,26 @@ class Keeper:
             raise self._error
         for row in rows:
             if (found := self._waiting.pop(row.row_id, None)) is not None:
-                self._queue.put((row, found[0]))
+                self._queue.put((row.row_id, self._pool.submit(self._ready, row, found[0])))
+
+    def _ready(self, row: _Row, name: str) -> Prepared | None:
+        from draftsmith.extract.packing import prepare
+
+        return prepare(self.writer, row.row_id, self.wire.take(name, row.token_ids, row.boundary, self.alive))
 
     def _store(self) -> None:
-        from draftsmith.extract.source import finite
-
         while (job := self._queue.get()) is not None:
             if self._error is not None:
                 continue
-            row, name = job
+            row_id, future = job
             try:
-                if row.row_id in self.writer.done:
+                row = future.result()
+                if row_id in self.writer.done:
                     continue
-                states = self.wire.take(name, row.token_ids, row.boundary, self.alive)
-                if finite(states):
-                    self.writer.add(row.row_id, states)
+                if row is not None:
+                    self.writer.put(row)
                 else:
-                    self.writer.skip(row.row_id, "NaN or infinite states")
+                    self.writer.skip(row_id, "NaN or infinite states")
             except BaseException as e:  # handed to the capture's own thread
                 self._error = e
 
@@ -96,6 +103,7 @@ class Keeper:
         """Store what is queued; raises what storing met."""
         self._queue.put(None)
         self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
         if self._error is not None:
             raise self._error
 

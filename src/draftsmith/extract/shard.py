@@ -60,6 +60,36 @@ def _raw(t: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
+@dataclass(frozen=True)
+class Packed:
+    """One row's tensors as they will lie in a shard: (field, dtype, shape, first byte, end) and their bytes, padding
+    included. Made by any thread; adding it to a shard only writes."""
+
+    fields: list[tuple[str, str, list[int], int, int]]
+    blocks: list[memoryview]
+    size: int
+    crc: int
+
+
+def pack(fields: dict[str, Tensor]) -> Packed:
+    """Wide types first and the whole padded to 8 bytes, so that every tensor lies aligned."""
+    described: list[tuple[str, str, list[int], int, int]] = []
+    blocks: list[memoryview] = []
+    at = crc = 0
+    for name, t in sorted(fields.items(), key=lambda kv: (-kv[1].element_size(), kv[0])):
+        raw = _raw(t)
+        described.append((name, DTYPES[t.dtype], list(t.shape), at, at + len(raw)))
+        blocks.append(raw)
+        at += len(raw)
+    if pad := -at % 8:
+        described.append(("pad", "U8", [pad], at, at + pad))
+        blocks.append(memoryview(bytes(pad)))
+        at += pad
+    for raw in blocks:
+        crc = zlib.crc32(raw, crc)
+    return Packed(described, blocks, at, crc)
+
+
 class ShardWriter:
     """Rows appended to `folder/.{name}.part`. `close()` makes `folder/{name}.safetensors` and `.json`."""
 
@@ -120,31 +150,16 @@ class ShardWriter:
         room = self._header_bytes + fields * (_ROW_HEADER + 24) <= HEADER_ROOM
         return room and self.bytes + size <= limit
 
-    def add(self, row_id: str, row: States, fields: dict[str, Tensor]) -> None:
-        """Append one row; `fields`: what the codec made of it.
-
-        Wide types first and the whole padded to 8 bytes, so that every tensor lies aligned."""
-        number, start, crc = len(self.entries), self.end, 0
-        described: dict[str, dict[str, Any]] = {}
-        ordered = sorted(fields.items(), key=lambda kv: (-kv[1].element_size(), kv[0]))
-        at = start
-        blocks: list[memoryview] = []
-        for name, t in ordered:
-            raw = _raw(t)
-            described[f"{number}.{name}"] = {
-                "dtype": DTYPES[t.dtype],
-                "shape": list(t.shape),
-                "data_offsets": [at, at + len(raw)],
-            }
-            blocks.append(raw)
-            at += len(raw)
-        if pad := -(at - start) % 8:
-            described[f"{number}.pad"] = {"dtype": "U8", "shape": [pad], "data_offsets": [at, at + pad]}
-            blocks.append(memoryview(bytes(pad)))
-            at += pad
+    def add(self, row_id: str, row: States, packed: Packed) -> None:
+        """Append one row; `packed`: what the codec made of it."""
+        number, start = len(self.entries), self.end
+        described = {
+            f"{number}.{name}": {"dtype": dtype, "shape": shape, "data_offsets": [start + a, start + b]}
+            for name, dtype, shape, a, b in packed.fields
+        }
+        at = start + packed.size
         self._file.seek(HEADER_ROOM + start)  # an earlier row may have failed half-way: disk full
-        for raw in blocks:
-            crc = zlib.crc32(raw, crc)
+        for raw in packed.blocks:
             self._file.write(raw)
         self._file.flush()
         entry = Entry(
@@ -158,7 +173,7 @@ class ShardWriter:
             at - start,
             row.answer is not None,
         )
-        line = json.dumps({"entry": asdict(entry), "fields": described, "end": at, "crc": crc})
+        line = json.dumps({"entry": asdict(entry), "fields": described, "end": at, "crc": packed.crc})
         self._log.write(line + "\n")
         self._log.flush()
         self._take(entry, described, at)

@@ -54,7 +54,16 @@ def finite(states: States) -> bool:
         parts.append(states.final)
     if states.topk is not None:
         parts.append(states.topk.logits)
-    return all(bool(torch.isfinite(p).all()) for p in parts)
+    return all(_finite(p) for p in parts)
+
+
+def _finite(x: Tensor) -> bool:
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu" or not x.numel():
+        return bool(torch.isfinite(x).all())
+    # NaN and infinity have all exponent bits set: the largest patterns of either sign. Two maxima over integers, at the
+    # speed of memory, instead of torch's element by element (0.1 GB/s a core).
+    bits = x.view(torch.int16).numpy()
+    return bool(bits.max() < 0x7F80) and bool(bits.view("uint16").max() < 0xFF80)
 
 
 class TransformersBackend:

@@ -94,7 +94,7 @@ def require_room(folder: Path, expected: dict[str, Any]) -> None:
 def _store(
     run: Run, folder: Path, contract: Contract, codec: Codec, backend: Backend | None, total: int
 ) -> dict[str, Any]:
-    from draftsmith.extract.source import finite
+    from draftsmith.extract.packing import packed
     from draftsmith.extract.store import StateWriter
 
     started, made = time.time(), 0
@@ -110,14 +110,12 @@ def _store(
                 else:
                     yield batch
 
-        for batch, made_states in backend.stream(unfinished()) if backend is not None else ():
-            for item, states in zip(batch, made_states, strict=True):
-                if item.row_id in writer.done:
-                    continue
-                if finite(states):
-                    writer.add(item.row_id, states)
-                else:
+        for batch, rows in packed(backend.stream(unfinished()), writer) if backend is not None else ():
+            for item, row in rows:
+                if row is None:
                     writer.skip(item.row_id, "NaN or infinite states")
+                else:
+                    writer.put(row)
             tokens = sum(i.tokens for i in batch)
             made += tokens
             task.advance(tokens)

@@ -19,6 +19,8 @@ import json
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 from draftsmith.contract import Contract, require_agreement
 from draftsmith.errors import UserError
 from draftsmith.extract.codecs import Codec, make_codec
-from draftsmith.extract.shard import Entry, ShardWriter, read_index
+from draftsmith.extract.shard import Entry, Packed, ShardWriter, pack, read_index
 from draftsmith.extract.states import States
 from draftsmith.formats import Step, upgrade
 from draftsmith.record import read_json, sha256_file, write_json
@@ -59,6 +61,15 @@ def _probe(folder: Path) -> None:
         ) from None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A row that only has to be written."""
+
+    row_id: str
+    states: States
+    packed: Packed
+
+
 class StateWriter:
     """Writes or goes on writing a store. contract: must have `aux_layer_ids` and `final_state`.
 
@@ -86,12 +97,28 @@ class StateWriter:
         self._next = 0
         self.done: set[str] = set()
         """Ids of the rows that are stored or skipped."""
-        while (index := folder / f"{_shard_name(self._next)}.json").is_file():
-            self.done |= {e.row_id for e in read_index(index)[1]}
-            (folder / f".{_shard_name(self._next)}.journal").unlink(missing_ok=True)
-            self._next += 1
-        self._shard = ShardWriter(folder, _shard_name(self._next))
+        self._finishing: Future[Any] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shard")
+        self._shard = self._recover()
         self.done |= {e.row_id for e in self._shard.entries} | set(self.skipped)
+
+    def _recover(self) -> ShardWriter:
+        """The shard to go on with; `done` gets the rows of those that are finished."""
+        while True:
+            name, following = _shard_name(self._next), _shard_name(self._next + 1)
+            index, journal = self.folder / f"{name}.json", self.folder / f".{following}.journal"
+            if index.is_file():
+                self.done |= {e.row_id for e in read_index(index)[1]}
+                (self.folder / f".{name}.journal").unlink(missing_ok=True)
+                self._next += 1
+                continue
+            shard = ShardWriter(self.folder, name)
+            if not journal.is_file():
+                return shard
+            if not shard.entries:  # lost, though the next was begun: its rows come again in their order
+                journal.unlink()
+                return shard
+            shard.close()  # killed while it was being finished beside the next
 
     def _require_same(self, contract: Contract, facts: dict[str, Any]) -> None:
         require_agreement(contract, Contract.load(self.folder), "this run", str(self.folder))
@@ -106,17 +133,24 @@ class StateWriter:
 
     def add(self, row_id: str, states: States) -> None:
         """Store one row. ValueError if its shapes are wrong or the id is there already."""
-        if row_id in self.done:
-            raise ValueError(f"row {row_id!r} is stored already")
+        self.put(self.prepare(row_id, states))
+
+    def prepare(self, row_id: str, states: States) -> Prepared:
+        """The row as it will be stored: the work of `add` that any thread may do. ValueError if its shapes are wrong."""
         states.check_shapes(self.aux_layers)
         if states.aux.shape[2] != self.hidden:
             raise ValueError(f"aux is {states.aux.shape[2]} wide, the target's hidden size is {self.hidden}")
         fields = self.codec.encode(states)
-        size = sum(t.numel() * t.element_size() for t in fields.values())
-        if not self._shard.fits(len(fields), size, self.shard_bytes):
+        return Prepared(row_id, states, pack(fields))
+
+    def put(self, row: Prepared) -> None:
+        """Store a prepared row. ValueError if the id is there already."""
+        if row.row_id in self.done:
+            raise ValueError(f"row {row.row_id!r} is stored already")
+        if not self._shard.fits(len(row.packed.fields), row.packed.size, self.shard_bytes):
             self._roll()
-        self._shard.add(row_id, states, fields)
-        self.done.add(row_id)
+        self._shard.add(row.row_id, row.states, row.packed)
+        self.done.add(row.row_id)
 
     def skip(self, row_id: str, reason: str) -> None:
         """Remember that a row was left out, and why."""
@@ -126,13 +160,25 @@ class StateWriter:
         self.done.add(row_id)
 
     def _roll(self) -> None:
-        self._shard.close()
+        """Begin the next shard; the full one is synced and summed beside it."""
+        self._settle()
+        self._finishing = self._pool.submit(self._shard.close)
         self._next += 1
         self._shard = ShardWriter(self.folder, _shard_name(self._next))
 
+    def _settle(self) -> None:
+        """Wait for the shard that is being finished; raises what that met."""
+        finishing, self._finishing = self._finishing, None
+        if finishing is not None:
+            finishing.result()
+
     def close(self) -> None:
         """Finish the open shard; the store can be appended to later (a new shard begins then)."""
-        self._shard.close()
+        try:
+            self._settle()
+            self._shard.close()
+        finally:
+            self._pool.shutdown()
 
     def __enter__(self) -> StateWriter:
         return self
@@ -142,6 +188,7 @@ class StateWriter:
             self.close()
         else:
             self._shard.release()
+            self._pool.shutdown()
 
 
 def read_skipped(path: Path, mend: bool = False) -> dict[str, str]:

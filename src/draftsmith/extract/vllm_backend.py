@@ -10,15 +10,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.errors import Exit, UserError
 from draftsmith.extract.head import WeightsHead
+from draftsmith.extract.post import Poster
 from draftsmith.extract.rows import Item
 from draftsmith.extract.states import States
 from draftsmith.extract.wire import Wire
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from draftsmith.engine.server import Server
     from draftsmith.stage import Run
 
-AHEAD_BYTES = 1 << 30
+AHEAD_BYTES = 2 << 30
 """States that may wait between engine and store."""
 REQUESTS = 64
 
@@ -43,14 +44,14 @@ class VllmBackend:
         self.server, self.wire, self.target, self.topk = server, wire, target, topk
         self.head = WeightsHead(target, draft_ids) if draft_ids is not None else None
         self._row_bytes = 2 * hidden * len(wire.layers)
-        self._http = httpx.Client(timeout=600.0, limits=httpx.Limits(max_connections=REQUESTS))
+        self._http = Poster(server.url)
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="ask")
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._http.close()
 
-    def _ask(self, item: Item) -> str:
+    def _ask(self, item: Item) -> States:
         name, fields = self.wire.ask(item.boundary)
         body = {
             "model": self.server.name,
@@ -60,18 +61,19 @@ class VllmBackend:
             **fields,
         }
         try:
-            answer = self._http.post(self.server.url + "/v1/completions", json=body)
-        except httpx.HTTPError as e:
+            status, answer = self._http.post("/v1/completions", body)
+        except (OSError, HTTPException) as e:
             self.server.require_alive()
             raise UserError(f"{self.server.url}: {type(e).__name__} {e}", "", "see the engine's log", Exit.NO) from None
-        if not answer.is_success:
-            raise UserError(f"the engine refused a row: {answer.text[:300]}", "", "see the engine's log", Exit.NO)
-        return name
+        if status != 200:
+            text = answer[:300].decode(errors="replace")
+            raise UserError(f"the engine refused a row: {text}", "", "see the engine's log", Exit.NO)
+        return self.wire.take(name, item.token_ids.tolist(), item.boundary, self.server.require_alive)
 
-    def _collect(self, batch: Sequence[Item], names: Sequence[Future[str]], full: bool) -> list[States]:
+    def _collect(self, made: Sequence[Future[States]], full: bool) -> list[States]:
         out = []
-        for item, name in zip(batch, names, strict=True):
-            s = self.wire.take(name.result(), item.token_ids.tolist(), item.boundary, self.server.require_alive)
+        for future in made:
+            s = future.result()
             if self.head is not None and s.final is not None:
                 s = replace(s, topk=self.head.topk(s.final, self.topk), final=s.final if full else None)
             out.append(s)
@@ -79,25 +81,25 @@ class VllmBackend:
 
     def stream(self, batches: Iterable[list[Item]]) -> Iterator[tuple[list[Item], list[States]]]:
         """Batches with their states, in order."""
-        waiting: deque[tuple[list[Item], list[Future[str]]]] = deque()
+        waiting: deque[tuple[list[Item], list[Future[States]]]] = deque()
         ahead = 0
         for batch in batches:
             waiting.append((batch, [self._pool.submit(self._ask, i) for i in batch]))
             ahead += sum(i.tokens for i in batch) * self._row_bytes
             while ahead > AHEAD_BYTES and len(waiting) > 1:
-                first, names = waiting.popleft()
+                first, made = waiting.popleft()
                 ahead -= sum(i.tokens for i in first) * self._row_bytes
-                yield first, self._collect(first, names, full=False)
+                yield first, self._collect(made, full=False)
         while waiting:
-            first, names = waiting.popleft()
-            yield first, self._collect(first, names, full=False)
+            first, made = waiting.popleft()
+            yield first, self._collect(made, full=False)
 
     def compute(self, batch: Sequence[Item]) -> list[States]:
-        return self._collect(batch, [self._pool.submit(self._ask, i) for i in batch], full=False)
+        return self._collect([self._pool.submit(self._ask, i) for i in batch], full=False)
 
     def compute_full(self, batch: Sequence[Item]) -> list[States]:
         """As `compute`, with the final state whatever the codec keeps."""
-        return self._collect(batch, [self._pool.submit(self._ask, i) for i in batch], full=True)
+        return self._collect([self._pool.submit(self._ask, i) for i in batch], full=True)
 
 
 def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any, name: str = "engine") -> VllmBackend:

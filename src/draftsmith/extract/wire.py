@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from draftsmith.contract import Contract
-from draftsmith.engine.plugin_src.draftsmith_vllm.states import FROM, KEY, VARIABLE
+from draftsmith.engine.plugin_src.draftsmith_vllm.states import ARGMAX, FROM, KEY, VARIABLE
 from draftsmith.errors import Exit, UserError
 from draftsmith.extract.states import States
 
@@ -33,6 +33,7 @@ class Wire:
     def __init__(self, contract: Contract, near: Path, argmax: bool = True) -> None:
         self.aux_ids, self.num_layers = list(contract.aux_layer_ids or []), contract.target.num_layers
         self.layers = sorted({*self.aux_ids, self.num_layers})
+        self._also_last = self.num_layers in self.aux_ids
         self.argmax = argmax
         ram = RAM_FOLDER.is_dir() and os.access(RAM_FOLDER, os.W_OK) and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="draftsmith-states-", dir=RAM_FOLDER if ram else near))
@@ -46,7 +47,7 @@ class Wire:
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine. Its newer model runner is not tapped, so the older one (V1) is asked for."""
-        given = {"folder": str(self.folder), "layers": self.layers, "argmax": self.argmax}
+        given = {"folder": str(self.folder), "layers": self.layers}
         return {VARIABLE: json.dumps(given), "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
     def arguments(self) -> list[str]:
@@ -58,7 +59,9 @@ class Wire:
         None = the prompt's end."""
         name = f"s{next(self._count)}"
         where = {} if boundary is None else {FROM: max(boundary - 1, 0)}
-        return name, {"vllm_xargs": {KEY: name, **where}}
+        if self._also_last:  # an aux stream too, and so wanted at every position
+            where = {FROM: 0}
+        return name, {"vllm_xargs": {KEY: name, **where, **({} if self.argmax else {ARGMAX: 0})}}
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -81,22 +84,23 @@ class Wire:
         return path
 
     def take(self, name: str, token_ids: Sequence[int], boundary: int, alive: Callable[[], None]) -> States:
-        """The row's states, its file removed. A row that was generated lacks the state of its last token (the engine
-        never read it): the one before stands in, at a position that no training step uses.
+        """The row's states, its file removed (they lie in it while they are used). A row that was generated lacks the
+        state of its last token (the engine never read it): the one before stands in, at a position that no training step
+        uses.
 
         UserError where the engine's tokens are not the row's, or a part is missing."""
         from safetensors import safe_open
 
         path = self.wait(name, alive)
         with safe_open(str(path), framework="pt", device="cpu") as f:
-            found, ids, tops = (f.get_tensor(n) for n in ("states", "token_ids", "argmax"))
+            streams, last, ids, tops = (f.get_tensor(n) for n in ("streams", "last", "token_ids", "argmax"))
             start = int(f.metadata()["start"])
         path.unlink()
         T = len(token_ids)
         want = torch.as_tensor(token_ids, dtype=torch.int32)
         if start or len(ids) < T - 1:
             raise UserError(
-                f"the engine gave states for positions {start} to {len(ids)} of a row of {T} tokens",
+                f"the engine gave states for positions {start} to {start + len(ids)} of a row of {T} tokens",
                 "a prefix cache keeps tokens from being computed, and rows must not be shortened (H01)",
                 "start the engine with --no-enable-prefix-caching",
                 Exit.NO,
@@ -110,14 +114,18 @@ class Wire:
                 "report this with the engine's version",
                 Exit.NO,
             )
+        first, begins = max(boundary - 1, 0), len(ids) - len(last)
         if n < T:
-            found, tops = torch.cat([found[:n], found[n - 1 : n]]), torch.cat([tops[:n], tops.new_full((1,), -1)])
-        first = max(boundary - 1, 0)
+            streams, last = torch.cat([streams, streams[-1:]]), torch.cat([last, last[-1:]])
+            tops = torch.cat([tops, tops.new_full((1,), -1)])
+        aux = streams[:T]
+        if self._also_last:
+            aux = torch.cat([aux, last[:T].unsqueeze(1)], dim=1)
         return States(
             token_ids=want.long(),
             boundary=boundary,
-            aux=found[:T, [self.layers.index(k) for k in self.aux_ids]],
+            aux=aux,
             final_start=first,
-            final=found[first:T, self.layers.index(self.num_layers)],
+            final=last[max(first - begins, 0) : max(T - begins, 0)],
             argmax=tops[first:T].long() if self.argmax else None,
         )

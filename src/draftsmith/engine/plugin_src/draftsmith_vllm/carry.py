@@ -1,0 +1,341 @@
+"""From the device to one file a request, beside the engine's own thread and never in its way.
+
+The runner's thread only starts copies and notes what lies where; a thread of ours waits for them. What a step gave lies
+in a ring of host memory (pinned where there is a GPU) until its requests have ended; a file is then written straight
+from the ring. A request that outlives its place in the ring is moved out of it first. Where files are not written fast
+enough the ring fills and the runner waits: states are never dropped, and memory does not grow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import NAME, logger
+
+AT_ONCE = 2
+"""Steps whose states may wait on the device; each takes max_num_batched_tokens rows there."""
+BUFFERS = 512
+"""Parts of a file written by one call (the system's limit is 1,024)."""
+
+
+@dataclass(eq=False)
+class Rows:
+    """Host memory for tokens: streams int16 [rows, (layers - 1) * hidden] and last int16 [rows, hidden] (bf16's bits; the
+    last layer lies apart, since fewer positions of it are wanted), ids int32 [rows]."""
+
+    streams: Any
+    last: Any
+    ids: Any
+
+    def part(self, index: Any) -> Rows:
+        """A copy of these rows."""
+        return Rows(self.streams.take(index, axis=0), self.last.take(index, axis=0), self.ids.take(index))
+
+
+@dataclass(eq=False)
+class Kept:
+    """The states of one request while it runs: where its tokens lie, in the order of their positions.
+
+    first: position from which `argmax` and the last layer are wanted; ends: positions after which the request is over, None where only the
+    scheduler knows. pieces: (memory, first row there, rows)."""
+
+    name: str
+    first: int
+    ends: int | None = None
+    argmax_wanted: bool = True
+    start: int = -1
+    end: int = 0
+    pieces: list[tuple[Rows, int, int]] = field(default_factory=list)
+    tops: list[tuple[int, Any]] = field(default_factory=list)
+    places: list[_Segment] = field(default_factory=list)
+    broken: bool = False
+
+    def put(self, at: int, rows: Rows, begin: int, n: int) -> None:
+        """Tokens at positions at … at + n - 1 lie in `rows` from `begin`."""
+        if self.start < 0:
+            self.start = self.end = at
+        # After a preemption the tokens are computed again from the start: the same values, by position.
+        while self.pieces and at < self.end:
+            memory, where, length = self.pieces.pop()
+            keep = max(length - (self.end - at), 0)
+            self.end -= length - keep
+            if keep:
+                self.pieces.append((memory, where, keep))
+        if at < self.start:
+            self.start = self.end = at
+        self.broken |= at != self.end
+        if self.pieces and self.pieces[-1][0] is rows and sum(self.pieces[-1][1:]) == begin:
+            _, where, length = self.pieces.pop()
+            self.pieces.append((rows, where, length + n))
+        else:
+            self.pieces.append((rows, begin, n))
+        self.end = at + n
+
+    def move_out(self, ring: Rows) -> None:
+        """Copy what lies in the ring into memory of its own."""
+        import numpy as np
+
+        mine = [p for p in self.pieces if p[0] is ring]
+        if not mine:
+            return
+        index = np.concatenate([np.arange(a, a + n) for _, a, n in mine])
+        own, at, pieces = ring.part(index), 0, []
+        for memory, where, n in self.pieces:
+            if memory is not ring:
+                pieces.append((memory, where, n))
+                continue
+            if pieces and pieces[-1][0] is own:
+                pieces[-1] = (own, pieces[-1][1], pieces[-1][2] + n)
+            else:
+                pieces.append((own, at, n))
+            at += n
+        self.pieces = pieces
+
+    def argmax(self) -> Any:
+        """int32 [tokens from `start` on], -1 where none was wanted."""
+        import numpy as np
+
+        out = np.full(self.end - self.start, -1, dtype=np.int32)
+        for at, found in self.tops:
+            a, b = max(at, self.start), min(at + len(found), self.end)
+            out[a - self.start : b - self.start] = found[a - at : b - at]
+        return out
+
+    def write(self, folder: Path, layers: Sequence[int], hidden: int) -> None:
+        """One safetensors file: header and the rows as they lie, then a rename."""
+        n, skip = self.end - self.start, min(max(self.first - self.start, 0), self.end - self.start)
+        shapes: tuple[tuple[str, str, list[int], int], ...] = (
+            ("streams", "BF16", [n, len(layers) - 1, hidden], 2),
+            ("last", "BF16", [n - skip, hidden], 2),
+            ("token_ids", "I32", [n], 4),
+            ("argmax", "I32", [n], 4),
+        )
+        header: dict[str, Any] = {"__metadata__": {"layers": json.dumps(list(layers)), "start": str(self.start)}}
+        at = 0
+        for name, kind, shape, size in shapes:
+            for length in shape:
+                size *= length
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        parts = [memoryview(len(text).to_bytes(8, "little") + text)]
+        parts += [_bytes(m.streams[a : a + k]) for m, a, k in self.pieces]
+        for memory, where, k in self.pieces:
+            past = min(skip, k)
+            skip -= past
+            parts.append(_bytes(memory.last[where + past : where + k]))
+        parts += [_bytes(m.ids[a : a + k]) for m, a, k in self.pieces]
+        parts.append(_bytes(self.argmax()))
+        parts = [p for p in parts if len(p)]
+        part = folder / f".{self.name}.part"
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            for i in range(0, len(parts), BUFFERS):
+                _write(descriptor, parts[i : i + BUFFERS])
+        except OSError:
+            part.unlink(missing_ok=True)  # what fills the disk must not stay there
+            raise
+        finally:
+            os.close(descriptor)
+        part.rename(folder / f"{self.name}.safetensors")
+
+
+def _bytes(rows: Any) -> memoryview:
+    return memoryview(rows).cast("B") if rows.size else memoryview(b"")
+
+
+def _write(descriptor: int, parts: list[memoryview]) -> None:
+    """All of the parts: one call may write less than it was given."""
+    done = os.writev(descriptor, parts)
+    for p in parts:
+        if done >= len(p):
+            done -= len(p)
+            continue
+        rest = p[done:]
+        done = 0
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+@dataclass(eq=False)
+class _Segment:
+    """Rows a … b - 1 of the ring, filled by one step. kept: who has rows there; writes: files being written from it."""
+
+    a: int
+    b: int
+    kept: set[Kept] = field(default_factory=set)
+    writes: list[Future[None]] = field(default_factory=list)
+
+
+def _leave(kept: Kept) -> list[_Segment]:
+    """Strike the request from its segments; returns them."""
+    places, kept.places = kept.places, []
+    for segment in places:
+        segment.kept.discard(kept)
+    return places
+
+
+class Ring:
+    """`rows` rows of host memory that steps fill one after another. device: pinned where it is a GPU."""
+
+    def __init__(self, rows: int, layers: int, hidden: int, device: Any) -> None:
+        import torch
+
+        pin = device.type == "cuda"
+        self.streams = torch.empty(rows, layers - 1, hidden, dtype=torch.bfloat16, pin_memory=pin)
+        self.last = torch.empty(rows, hidden, dtype=torch.bfloat16, pin_memory=pin)
+        self.memory = Rows(_bits(self.streams), _bits(self.last), torch.empty(rows, dtype=torch.int32).numpy())
+        self.size, self._head = rows, 0
+        self._filled: deque[_Segment] = deque()
+
+    def room(self, n: int) -> _Segment:
+        """The next n rows. Waits for files that are written from them; moves out who goes on."""
+        a = self._head if self._head + n <= self.size else 0
+        while self._filled:
+            old = self._filled[0]
+            # Segments lie in the order in which they were filled: the oldest is the first that the head meets.
+            skipped = a < self._head and old.a >= self._head
+            if not skipped and not (old.a < a + n and a < old.b):
+                break
+            self._filled.popleft()
+            wait(old.writes)
+            for kept in list(old.kept):
+                kept.move_out(self.memory)
+                _leave(kept)
+        self._head = a + n
+        segment = _Segment(a, a + n)
+        self._filled.append(segment)
+        return segment
+
+
+class Carrier:
+    """Takes what the runner's thread hands over, in order; writes files into `folder`. max_tokens: of one step."""
+
+    def __init__(self, folder: Path, layers: Sequence[int], hidden: int, max_tokens: int, threads: int = 0) -> None:
+        self.folder, self.layers, self.hidden = folder, layers, hidden
+        self._rows = 4 * max_tokens
+        self._ring: Ring | None = None
+        self._stream: Any = None
+        self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._turns = threading.BoundedSemaphore(AT_ONCE)
+        workers = threads or max(2, min(8, (os.cpu_count() or 2) // 4))
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix=f"{NAME}-write")
+        self._thread: threading.Thread | None = None
+
+    # the runner's thread
+
+    def rows(self, streams: Any, last: Any, ids: Any, placed: list[tuple[Kept, int, int, int]]) -> None:
+        """This step's streams bf16 [n, layers - 1, hidden], last layer bf16 [n, hidden] and ids int32 [n], all nobody
+        else's. placed: (request, first position, first row, rows). Waits where too many steps are on their way."""
+        self._turns.acquire()
+        self._give(("rows", streams, last, ids, placed, _mark(ids)))
+
+    def tops(self, found: Any, placed: list[tuple[Kept, int, int, int]]) -> None:
+        """Most likely tokens [m]: (request, first position, first of them, how many)."""
+        self._give(("tops", found, placed, _mark(found)))
+
+    def ended(self, kept: Kept) -> None:
+        """The request is over: write its file."""
+        self._give(("ended", kept))
+
+    def _give(self, job: tuple[Any, ...]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"{NAME}-carry", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    # our thread
+
+    def _run(self) -> None:
+        while True:
+            what, *rest = self._jobs.get()
+            try:
+                getattr(self, f"_do_{what}")(*rest)
+            except Exception as e:  # the engine must go on; the client says that a file is missing
+                logger.exception("%s: states could not be taken over: %s", NAME, e)
+            finally:
+                if what == "rows":
+                    self._turns.release()
+            del rest  # what lies on the device must not wait there for the next job
+
+    def _do_rows(self, streams: Any, last: Any, ids: Any, placed: list[tuple[Kept, int, int, int]], mark: Any) -> None:
+        n = ids.shape[0]
+        if self._ring is None or self._ring.size < n:
+            self._ring = Ring(max(self._rows, n), len(self.layers), self.hidden, ids.device)
+        ring = self._ring
+        segment = ring.room(n)
+        here = slice(segment.a, segment.b)
+        if mark is None:  # numpy's copies, not torch's: those would start threads beside the engine's
+            ring.memory.streams[here], ring.memory.last[here] = _bits(streams), _bits(last)
+            ring.memory.ids[here] = ids.numpy()
+        else:
+            with self._beside(ids.device, mark):
+                ring.streams[here].copy_(streams, non_blocking=True)
+                ring.last[here].copy_(last, non_blocking=True)
+                ring.memory.ids[here] = ids.to("cpu").numpy()  # waits for all three
+        for kept, at, begin, count in placed:
+            kept.put(at, ring.memory, segment.a + begin, count)
+            segment.kept.add(kept)
+            kept.places.append(segment)
+
+    def _do_tops(self, found: Any, placed: list[tuple[Kept, int, int, int]], mark: Any) -> None:
+        import torch
+
+        with nullcontext() if mark is None else self._beside(found.device, mark):
+            host = found.to(torch.int32).to("cpu").numpy()
+        for kept, at, begin, n in placed:
+            kept.tops.append((at, host[begin : begin + n]))
+
+    def _do_ended(self, kept: Kept) -> None:
+        places = _leave(kept)
+        if kept.broken:
+            logger.error("%s: positions of %s are missing; it gets no states", NAME, kept.name)
+        elif kept.pieces:
+            future = self.pool.submit(self._write, kept)
+            for segment in places:
+                segment.writes.append(future)
+
+    def _write(self, kept: Kept) -> None:
+        try:
+            kept.write(self.folder, self.layers, self.hidden)
+        except OSError as e:
+            logger.error("%s: the states of %s could not be written: %s", NAME, kept.name, e)
+
+    def _beside(self, device: Any, mark: Any) -> Any:
+        """A stream of our own that goes on where the runner's was at `mark`."""
+        import torch
+
+        if self._stream is None:
+            torch.cuda.set_device(device)
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_event(mark)
+        return torch.cuda.stream(self._stream)
+
+
+def _bits(tensor: Any) -> Any:
+    """bf16 [rows, …] → its memory as int16 [rows, n]."""
+    import torch
+
+    return tensor.view(torch.int16).reshape(tensor.shape[0], -1).numpy()
+
+
+def _mark(tensor: Any) -> Any:
+    """Where the runner's stream is now; None on a CPU."""
+    if tensor.device.type != "cuda":
+        return None
+    import torch
+
+    event = torch.cuda.Event()
+    event.record()
+    return event
