@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +13,15 @@ import pytest
 from draftsmith.bench.cost import CostModel, tokens_per_step
 from draftsmith.bench.forecast import around, forecast, points_of, why_slower
 from draftsmith.bench.markdown import _tune
+from draftsmith.bench.tune import sweep
+from draftsmith.bench.ways import Opened, Opener, Plan
+from draftsmith.capture.prompts import make_prompt
 from draftsmith.diagnose.signals import slower
+from draftsmith.engine.client import EngineClient
+from draftsmith.ui import QuietUi
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_endpoint import FakeEndpoint
 
 MODEL = CostModel(floor=4.4e-3, knee=160.0, per_sequence=1.2e-5, per_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4)
 TINY = CostModel(floor=1.9e-3, knee=float("inf"), per_sequence=4e-5, per_token=5e-6, draft_pass=9e-4, draft_fixed=5e-4)
@@ -136,3 +148,33 @@ def test_a_drafter_that_pays_is_no_cause_and_old_figures_still_are() -> None:
     cause = next(iter(slower(old)))
     assert cause.evidence == ["0.74× the speed of no drafter at 32 at once"]
     assert "no drafter for a target this small" in cause.fix
+
+
+def test_a_sweep_measures_what_was_asked_and_predicts_the_rest(tmp_path: Path) -> None:
+    """Servers whose step takes 6 ms and 3 ms more for each draft token, whatever the batch."""
+
+    def opener(k: int) -> Opener:
+        @contextlib.contextmanager
+        def opened(way: str) -> Iterator[Opened]:
+            drafts = way == "drafter"
+            seconds = 0.006 + (0.003 * k if drafts else 0.0)
+            pattern = [min(k, 1)] if drafts else None
+            with FakeEndpoint(pattern=pattern, k=k, ttft=seconds, itl=seconds) as server:
+                client: Callable[[], EngineClient] = lambda: EngineClient(server.url, "fake")  # noqa: E731
+                yield Opened(client, {"speculative": {"num_speculative_tokens": k} if drafts else None})
+
+        return opened
+
+    prompts = [make_prompt([{"role": "user", "content": f"question {i}"}], "p") for i in range(4)]
+    plan = Plan({"p": prompts}, [2, 1], max_tokens=9, single_prompts=2, single_max_tokens=9)
+    known = CostModel(floor=6e-3, knee=float("inf"), per_sequence=0.0, per_token=0.0, draft_pass=3e-3, draft_fixed=0.0)
+    bench = made_bench(known, 3, [0.9, 0.0, 0.0], [2, 1])
+    tune = sweep(opener, [1, 5], plan, bench, tmp_path, QuietUi())
+    measured, rows = tune["by_concurrency"], tune["predicted"]["by_concurrency"]
+    assert set(measured["2"]["tokens_per_second"]) == {"1", "5"}
+    assert measured["2"]["none"] == bench["tokens_per_second"]["none"]["2"]
+    assert set(rows) == {"1", "2", "4"}
+    assert set(rows["2"]["tokens_per_second"]) == {"2", "3", "4"}
+    assert "none" not in rows["2"]
+    assert rows["4"]["none"] > measured["2"]["none"]
+    assert tune["predicted"]["model"]["points"] == 2 * 4  # none, 1, 3 and 5 draft tokens at two concurrencies
