@@ -17,7 +17,8 @@ from draftsmith.extract.states import States
 @dataclass
 class Case:
     """A good case, to be spoilt. config, tensors: the drafter's files; rows: None = the capture as it is; states: a few
-    rows of the store; bench: None = not measured; ids: the ids it was trained on; V: target vocabulary."""
+    rows of the store; bench: None = not measured; ids: the ids it was trained on; final_state: as the store's contract calls
+    it."""
 
     rng: random.Random
     config: dict[str, Any]
@@ -30,6 +31,7 @@ class Case:
     good_first: float
     rows: list[Row] | None = None
     bench: dict[str, Any] | None = None
+    final_state: str = "pre_norm"
     served: dict[str, Any] = field(default_factory=dict)
 
     def generator(self) -> torch.Generator:

@@ -276,6 +276,13 @@ def final_norm_twice(case: Case) -> list[str]:
 
 
 @fault("data.states")
+def final_norm_missing(case: Case) -> list[str]:
+    """A store that says it holds normed states, and holds them as they were before."""
+    case.final_state = "post_norm"
+    return [f"holds stream {case.layers}, not stream {case.layers}, final norm applied"]
+
+
+@fault("data.states")
 def one_stream_of_another_layer(case: Case) -> list[str]:
     b, by = case.rng.randrange(len(case.ids)), case.rng.choice([-1, 1, 2])
     held = case.ids[b] + by

@@ -177,7 +177,8 @@ class Suite:
         if case.rows is not None:
             write_rows(folder / "rows", case.rows)
             rows = folder / "rows"
-        with StateWriter(folder / "states", self.store.contract, make_codec("bf16")) as writer:
+        kept = self.store.contract.with_(final_state=case.final_state)
+        with StateWriter(folder / "states", kept, make_codec("bf16")) as writer:
             for row_id, states in case.states.items():
                 writer.add(row_id, replace(states, topk=None))
         return home, rows, folder / "states"

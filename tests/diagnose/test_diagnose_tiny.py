@@ -18,8 +18,9 @@ import overfitted
 
 from draftsmith.contract import Contract
 from draftsmith.diagnose.rank import apply, diagnose
-from draftsmith.diagnose.replay import acceptance
+from draftsmith.diagnose.replay import Replayer, Score, acceptance
 from draftsmith.diagnose.subject import Sampler, SampleRow, Subject
+from draftsmith.diagnose.weak import rope_unlike
 from draftsmith.dialects import foreign, vllm
 from draftsmith.dialects.checkpoint import Checkpoint
 from draftsmith.extract.codecs import make_codec
@@ -122,6 +123,30 @@ def test_nothing_is_said_of_a_good_one(spoilt: Callable[..., Subject]) -> None:
     found = diagnose(spoilt(), QuietUi())
     assert found["causes"] == [] and found["verdict"] == "nothing wrong found"
     assert found["acceptance"]["acceptance_length"] > 2
+
+
+def test_a_rope_that_replay_cannot_judge_is_told_last(spoilt: Callable[..., Subject], tmp_path: Path) -> None:
+    def barely(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 10001.0
+
+    subject = spoilt(barely)
+    found = diagnose(subject, QuietUi())
+    assert [c["id"] for c in found["causes"]] == ["rope"] and found["verdict"] == "only weak signs found"
+    assert "theta 10001 → theta 10000" in found["causes"][0]["cause"]
+    apply(found["_causes"][0], subject, tmp_path / "mended")
+    assert foreign.read(tmp_path / "mended", target_layers=6).config.rope["rope_theta"] == 10000.0
+
+
+def test_a_rope_that_drafts_better_than_the_targets_was_trained(spoilt: Callable[..., Subject]) -> None:
+    def other(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 500.0
+
+    subject = spoilt(other)
+    replay = Replayer(subject.rows)
+    base = replay.score(subject.setup())
+    told = list(rope_unlike(subject, replay, Score(base.nll - 5.0, base.row)))
+    assert told == [], "with the target's rope it would draft far worse than it does"
+    assert [c.id for c in rope_unlike(subject, replay, base)] == ["rope"]
 
 
 def test_states_of_another_layer_are_named(spoilt: Callable[..., Subject], tmp_path: Path) -> None:

@@ -119,14 +119,15 @@ def rope(subject: Subject, setup: Setup) -> Variants:
     for r in tries:
         if _plain(r) not in seen:
             seen.append(_plain(r))
-            yield f"rope {_say(now)} → {_say(r)}", setup.with_config(rope=r)
+            yield f"rope {say_rope(now)} → {say_rope(r)}", setup.with_config(rope=r)
 
 
 def _plain(rope: dict[str, object]) -> dict[str, object]:
     return {k: v for k, v in rope.items() if v is not None}
 
 
-def _say(rope: dict[str, object]) -> str:
+def say_rope(rope: dict[str, object]) -> str:
+    """Theta, and the scaling where there is one."""
     kind = rope.get("rope_type", "default")
     factor = f" ×{rope['factor']:g}" if isinstance(rope.get("factor"), int | float) else ""
     theta = rope.get("rope_theta", 1e4)

@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftsmith.diagnose import audit, signals
+import torch
+
+from draftsmith.diagnose import audit, signals, weak
 from draftsmith.diagnose.causes import Cause
 from draftsmith.diagnose.hypotheses import FAMILIES, Family
 from draftsmith.diagnose.replay import Replayer, Score, acceptance, base_acceptance, score, shortened
@@ -49,11 +51,12 @@ def counterfactuals(subject: Subject, base: Score, ui: Ui) -> list[Cause]:
         gain, error = whole.score(changed).gain_over(base)
         if family.id not in bests or gain > bests[family.id][1][0]:
             bests[family.id] = (family, (gain, error, label, changed))
-    found = []
+    found: list[Cause] = []
     for family, best in bests.values():
         if best[0] > max(MIN_GAIN, SIGMAS * best[1]):
-            found.append(_cause(family, *_further(family, subject, screens[family.steps], whole, base, best)))
-    found.sort(key=lambda c: -c.score)
+            reached = _further(family, subject, screens[family.steps], whole, base, best)
+            found.append(_cause(_named(family, setup, reached[3]), *reached))
+    found = _distinct(found)
     before = base_acceptance(subject).length
     for cause in found[:3]:
         if cause.setup is not None:
@@ -83,6 +86,31 @@ def _further(family: Family, subject: Subject, screen: Replayer, whole: Replayer
     return (gain, error, label, setup) if gain > best[0] else best
 
 
+def _named(family: Family, before: Setup, after: Setup) -> Family:
+    """The family that says what was changed: steps on from one aux id may have moved several, and the reverse."""
+    moved = sum(a != b for a, b in zip(before.aux_ids, after.aux_ids, strict=True))
+    if not moved:
+        return family
+    return next(f for f in FAMILIES if f.id == ("aux.one" if moved == 1 else "aux.all"))
+
+
+def _distinct(causes: list[Cause]) -> list[Cause]:
+    """Likeliest first, none twice: what several families come to is told once, in the words of the first of them."""
+    order = [f.id for f in FAMILIES]
+    causes.sort(key=lambda c: (-c.score, order.index(c.id)))
+    kept: list[Cause] = []
+    for cause in causes:
+        if not any(_same(cause.supposed, k.supposed) for k in kept):
+            kept.append(cause)
+    return kept
+
+
+def _same(a: Setup | None, b: Setup | None) -> bool:
+    if a is None or b is None or (a.config, a.aux_ids, a.blocks) != (b.config, b.aux_ids, b.blocks):
+        return False
+    return all(a.tensors[n] is b.tensors[n] or torch.equal(a.tensors[n], b.tensors[n]) for n in a.tensors)
+
+
 def _cause(family: Family, gain: float, error: float, label: str, changed: Setup) -> Cause:
     return Cause(
         family.id,
@@ -96,7 +124,8 @@ def _cause(family: Family, gain: float, error: float, label: str, changed: Setup
 
 
 def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
-    """All causes, ranked: {"acceptance": {…}, "causes": [...], "verdict": "nothing wrong found" | "likely cause found"}."""
+    """All causes, ranked: {"acceptance": {…}, "causes": [...], "verdict": "nothing wrong found" | "likely cause found" |
+    "only weak signs found"}."""
     if not subject.rows:
         raise UserError(
             "no captured row is long enough to look at", "the diagnosis replays real answers", "give rows (--rows)"
@@ -119,6 +148,8 @@ def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
     causes += signals.data_size(subject, rest, train)
     causes += signals.measured_elsewhere(subject, measured)
     causes += signals.slower(subject.bench)
+    if not any(c.id == "rope" for c in causes):
+        causes += weak.rope_unlike(subject, Replayer(subject.rows), base)
     causes.sort(key=lambda c: -c.score)
     return {
         "acceptance": measured.as_dict(),
@@ -126,8 +157,15 @@ def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
         "rows": len(subject.rows),
         "causes": [c.as_dict() for c in causes],
         "_causes": causes,
-        "verdict": "likely cause found" if causes else "nothing wrong found",
+        "verdict": verdict(causes),
     }
+
+
+def verdict(causes: list[Cause]) -> str:
+    """The finding in a few words. causes: likeliest first."""
+    if not causes:
+        return "nothing wrong found"
+    return "likely cause found" if causes[0].score > weak.WEAK else "only weak signs found"
 
 
 def apply(cause: Cause, subject: Subject, out: Path) -> None:
