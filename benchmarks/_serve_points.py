@@ -174,3 +174,24 @@ def judged(rows: list[dict[str, Any]], model: CostModel) -> list[dict[str, Any]]
             row |= {"predicted_speedup": round(speedup, 4), "speedup_error": round(speedup / r["speedup"] - 1, 4)}
         out.append(row)
     return out
+
+
+def best_by_size(rows: list[dict[str, Any]], model: CostModel) -> dict[str, dict[str, Any]]:
+    """concurrency → the fastest number of draft tokens at the middle acceptance (0 = no drafter): as measured, as the
+    model says, and how much is lost by taking the model's word."""
+    ks = {name: k for name, (k, rates) in LARGE.items() if rates == MID[:k]}
+    speeds: dict[int, dict[int, float]] = {}
+    for r in rows:
+        if r["config"] in ks:
+            speeds.setdefault(r["concurrency"], {})[r["draft_tokens"]] = r["tokens_per_second"]
+    found = {}
+    for c, by in sorted(speeds.items()):
+        said = {k: model.tokens_per_second(c, k, tokens_per_step(MID, k) if k else 1.0) for k in by}
+        measured, predicted = max(by, key=lambda k: by[k]), max(said, key=lambda k: said[k])
+        found[str(c)] = {
+            "of": sorted(by),
+            "measured": measured,
+            "predicted": predicted,
+            "loss": round(1 - by[predicted] / by[measured], 4),
+        }
+    return found

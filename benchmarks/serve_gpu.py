@@ -37,6 +37,7 @@ from _serve_points import (
     LATE,
     MID,
     Clock,
+    best_by_size,
     fit_rows,
     judged,
     measure_large,
@@ -44,6 +45,7 @@ from _serve_points import (
     with_speedups,
 )
 
+from draftsmith.bench.forecast import why_slower
 from draftsmith.bench.result import assemble
 from draftsmith.bench.run import load_sets, run_bench, speculative_of
 from draftsmith.bench.ways import Plan, load_way, measure_way
@@ -172,6 +174,9 @@ def write_small(args: argparse.Namespace, bench: dict[str, Any], engine: Engine)
     told = ", ".join(f"{r['speedup']:.2f}× at {r['concurrency']} ({r['runner']})" for r in ours if r["speedup"])
     every = [r["speedup"] for r in ours if r["speedup"]]
     ends = "; a target this small loses by it on a GPU" if every and max(every) < 1 else ""
+    if {"drafter", "none"} <= set(bench["ways"]):
+        evidence, advice = why_slower(bench)
+        rows.append({"way": "what diagnose says of it", "evidence": evidence, "advice": advice})
     top = bench["ways"].get("drafter") or bench["ways"].get("drafter_v1") or {}
     lossless = bench.get("losslessness") or {}
     said = f"; {lossless['equal']} of {lossless['compared']} greedy answers equal" if lossless else ""
@@ -284,12 +289,12 @@ def write_large(args: argparse.Namespace, rows: list[dict[str, Any]], engine: En
     points = "; ".join(f"{n} at {', '.join(map(str, c))}" for n, c in FIT.items())
     write(
         "cost_model" + (f"_{args.name}" if args.name else "_h200"),
-        claim=f"the cost model, fitted on {model.points} points ({points}), predicts the other points' tokens/s and speed-up "
-        f"within {BAR:.0%}; largest error {worst:.1%} of tokens/s, {worst_speedup:.1%} of speed-up",
+        claim=f"the cost model, fitted on {model.points} points ({points}), predicts tokens/s and speed-up of "
+        f"{len(held)} of {len(told_rows)} others within {BAR:.0%}; largest error {worst:.1%} of tokens/s, {worst_speedup:.1%} of speed-up",
         ours=len(held),
         theirs=len(told_rows),
         unit=f"points not fitted that are predicted within {BAR:.0%}",
-        rows=[{"model": model.as_dict()}, *judged(rows, model)],
+        rows=[{"model": model.as_dict(), "best_draft_tokens": best_by_size(rows, model)}, *judged(rows, model)],
         **about,
     )
     say(f"cost model: {len(held)} of {len(told_rows)} within {BAR:.0%}, worst {worst:.3f} / {worst_speedup:.3f}")
