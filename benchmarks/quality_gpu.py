@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 VARIANTS = ("bf16", "fp8-topk", "layer")
-COMPARING = 45
+COMPARING = 60
 """Seconds kept for the comparisons at the end."""
 
 

@@ -29,7 +29,10 @@ from typing import Any
 import numpy as np
 import torch
 from _figures import RESULTS, write
+from train import versions as peers_versions
 from train_variants import Data, K, per_step, summary, table, walked
+
+from draftsmith.record import read_json, write_json
 
 BATCH_TOKENS = 2048
 ROWS, LENGTH = 12, 768
@@ -328,11 +331,14 @@ def compare(data: Data, work: Path, pack: Path | None) -> None:
     rows += [summary(f) for f in ours]
     strongest = max(results.values(), key=lambda r: r["theirs"]) if results else {"ours": None, "theirs": None}
     if results:
-        write(
+        path = write(
             "quality_peers",
             claim=CLAIM, ours=strongest["ours"], theirs=strongest["theirs"],
             unit="tokens per target step (walk over held-out rows)", rows=rows,
         )  # fmt: skip
+        record = read_json(path)
+        record["versions"] |= peers_versions()
+        write_json(path, record)
         print(json.dumps(results), flush=True)
     if pack is not None:
         carry(chosen, pack)
@@ -358,8 +364,6 @@ def carry(folder: Path, out: Path) -> None:
 def serve(drafters: Path, target: Path, engine: Path | None, work: Path) -> None:
     """Each drafter in the same real engine on the same prompts; the figures join results/quality_peers.json."""
     import subprocess
-
-    from draftsmith.record import read_json, write_json
 
     keys = ("tokens_per_target_step", "acceptance_length", "acceptance_per_position", "drafts")
     rows: list[dict[str, Any]] = []

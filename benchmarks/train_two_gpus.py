@@ -102,14 +102,18 @@ def packs(config: DrafterConfig, dtype: torch.dtype) -> list[StepBatch]:
 
 
 def steps_of(core: Any, batches: list[StepBatch], device: torch.device, total: Any) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of every optimizer step on the same batches. total: sums over the ranks."""
-    batch = (join(batches) if len(batches) > 1 else batches[0]).to(device)
+    """(loss, gradient norm) of every optimizer step on the same batches. total: sums over the ranks.
+
+    The hand-written step takes several packs as one; autograd adds their gradients, so its shapes stay the ranks'."""
+    if isinstance(core, HandCore) and len(batches) > 1:
+        batches = [join(batches)]
+    moved = [b.to(device) for b in batches]
     out = []
     for _ in range(STEPS):
-        counts = total(supervision(batch, core.model.t2d, K).sum(1))
-        loss, _ = core.step(batch, K, step_weights(0.8, K), counts)
+        counts = total(sum(supervision(b, core.model.t2d, K).sum(1) for b in moved))
+        loss = sum(core.step(b, K, step_weights(0.8, K), counts)[0] for b in moved)
         norm = core.update(1e-3, 1.0)
-        out.append((float(total(loss.reshape(1).float())), float(norm)))
+        out.append((float(total(torch.as_tensor(loss).reshape(1).float())), float(norm)))
     return out
 
 
