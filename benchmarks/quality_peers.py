@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import torch
 from _figures import RESULTS, write
-from train import versions as peers_versions
 from train_variants import Data, K, per_step, summary, table, walked
 
 from draftsmith.record import read_json, write_json
+from train import versions as peers_versions
 
 BATCH_TOKENS = 2048
 ROWS, LENGTH = 12, 768
