@@ -53,8 +53,8 @@ def test_a_long_request_beside_many_short_ones_keeps_its_tokens(carrier: Carrier
     for step in range(60):  # the ring is filled eleven times over
         own, other = [step], list(range(100 + step, 105 + step))
         short = Kept(f"s{step}", 0)
-        carrier.rows(*given(own + other), [(long, step, 0, 1), (short, 0, 1, 5)])
-        carrier.tops(torch.tensor([7, 8]), [(short, 3, 0, 2)])
+        carrier.rows(*given(own + other), {long: (step, 0, 1), short: (0, 1, 5)})
+        carrier.tops(torch.tensor([7, 8]), {short: (3, 0, 2)})
         carrier.ended(short)
         tokens += own
     carrier.ended(long)
@@ -76,7 +76,7 @@ def test_the_runner_waits_where_files_are_not_written(
     def run() -> None:
         for step in range(20):
             kept = Kept(f"r{step}", 0)
-            carrier.rows(*given(list(range(8))), [(kept, 0, 0, 8)])
+            carrier.rows(*given(list(range(8))), {kept: (0, 0, 8)})
             carrier.ended(kept)
             done.append(step)
 
@@ -93,8 +93,8 @@ def test_the_runner_waits_where_files_are_not_written(
 
 def test_a_position_that_is_missing_gives_no_file(carrier: Carrier, tmp_path: Path) -> None:
     broken, sound = Kept("broken", 0), Kept("sound", 0)
-    carrier.rows(*given([1, 2, 3]), [(broken, 0, 0, 3)])
-    carrier.rows(*given([5, 6]), [(broken, 4, 0, 1), (sound, 0, 1, 1)])
+    carrier.rows(*given([1, 2, 3]), {broken: (0, 0, 3)})
+    carrier.rows(*given([5, 6]), {broken: (4, 0, 1), sound: (0, 1, 1)})
     carrier.ended(broken)
     carrier.ended(sound)
     wait_for(tmp_path / "sound.safetensors")
@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
     monkeypatch.setattr(carry.os, "writev", no_room)
     first, second = Kept("first", 0), Kept("second", 0)
     for kept in (first, second):
-        carrier.rows(*given([1, 2]), [(kept, 0, 0, 2)])
+        carrier.rows(*given([1, 2]), {kept: (0, 0, 2)})
         carrier.ended(kept)
         time.sleep(0.05)
     check(wait_for(tmp_path / "second.safetensors"), [1, 2], 0)
@@ -128,7 +128,7 @@ def test_what_one_call_does_not_write_is_written_after_it(
     monkeypatch.setattr(carry.os, "writev", lambda d, parts: os.write(d, bytes(parts[0][:11])))
     kept = Kept("short", 1)
     for step in range(3):
-        carrier.rows(*given([step, 50]), [(kept, step, 0, 1)])
+        carrier.rows(*given([step, 50]), {kept: (step, 0, 1)})
     carrier.ended(kept)
     check(wait_for(tmp_path / "short.safetensors"), [0, 1, 2], 1)
 
@@ -257,7 +257,7 @@ def test_a_newer_runner_without_the_needed_methods_is_refused() -> None:
 
 def test_the_file_says_its_layers(carrier: Carrier, tmp_path: Path) -> None:
     kept = Kept("one", 0)
-    carrier.rows(*given([3]), [(kept, 0, 0, 1)])
+    carrier.rows(*given([3]), {kept: (0, 0, 1)})
     carrier.ended(kept)
     wait_for(tmp_path / "one.safetensors")
     raw = (tmp_path / "one.safetensors").read_bytes()

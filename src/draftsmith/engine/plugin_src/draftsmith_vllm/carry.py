@@ -42,23 +42,60 @@ class Rows:
         return Rows(self.streams.take(index, axis=0), self.last.take(index, axis=0), self.ids.take(index))
 
 
+Placed = dict["Kept", tuple[int, int, int]]
+"""Request → (first position, first row of the step or of its most likely tokens, how many)."""
+
+
+@dataclass(eq=False)
+class Segment:
+    """Rows a … b - 1 of the ring, filled by one step: what lies there of whom, and the files being written from it.
+
+    tops: (most likely tokens, whose)."""
+
+    a: int
+    b: int
+    number: int
+    placed: Placed = field(default_factory=dict)
+    tops: list[tuple[Any, Placed]] = field(default_factory=list)
+    writes: list[Future[None]] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Kept:
     """The states of one request while it runs: where its tokens lie, in the order of their positions.
 
-    first: position from which `argmax` and the last layer are wanted; ends: positions after which the request is over, None where only the
-    scheduler knows. pieces: (memory, first row there, rows)."""
+    first: position from which `argmax` and the last layer are wanted; ends: tokens after which the request is over, None
+    where only the scheduler knows. since: number of the first segment that was not looked through yet. pieces: (memory,
+    first row there, rows)."""
 
     name: str
     first: int
     ends: int | None = None
     argmax_wanted: bool = True
+    over: bool = False
+    since: int = 0
     start: int = -1
     end: int = 0
     pieces: list[tuple[Rows, int, int]] = field(default_factory=list)
     tops: list[tuple[int, Any]] = field(default_factory=list)
-    places: list[_Segment] = field(default_factory=list)
     broken: bool = False
+
+    def settle(self, ring: Ring) -> list[Segment]:
+        """Look through the segments since the last time for what is ours; returns those that hold some."""
+        found = []
+        for segment in ring.filled:
+            if segment.number < self.since:
+                continue
+            if (mine := segment.placed.get(self)) is not None:
+                at, begin, n = mine
+                self.put(at, ring.memory, segment.a + begin, n)
+                found.append(segment)
+            for host, placed in segment.tops:
+                if (mine := placed.get(self)) is not None:
+                    at, begin, n = mine
+                    self.tops.append((at, host[begin : begin + n]))
+        self.since = ring.filled[-1].number + 1 if ring.filled else self.since
+        return found
 
     def put(self, at: int, rows: Rows, begin: int, n: int) -> None:
         """Tokens at positions at … at + n - 1 lie in `rows` from `begin`."""
@@ -168,24 +205,6 @@ def _write(descriptor: int, parts: list[memoryview]) -> None:
             rest = rest[os.write(descriptor, rest) :]
 
 
-@dataclass(eq=False)
-class _Segment:
-    """Rows a … b - 1 of the ring, filled by one step. kept: who has rows there; writes: files being written from it."""
-
-    a: int
-    b: int
-    kept: set[Kept] = field(default_factory=set)
-    writes: list[Future[None]] = field(default_factory=list)
-
-
-def _leave(kept: Kept) -> list[_Segment]:
-    """Strike the request from its segments; returns them."""
-    places, kept.places = kept.places, []
-    for segment in places:
-        segment.kept.discard(kept)
-    return places
-
-
 class Ring:
     """`rows` rows of host memory that steps fill one after another. device: pinned where it is a GPU."""
 
@@ -196,26 +215,27 @@ class Ring:
         self.streams = torch.empty(rows, layers - 1, hidden, dtype=torch.bfloat16, pin_memory=pin)
         self.last = torch.empty(rows, hidden, dtype=torch.bfloat16, pin_memory=pin)
         self.memory = Rows(_bits(self.streams), _bits(self.last), torch.empty(rows, dtype=torch.int32).numpy())
-        self.size, self._head = rows, 0
-        self._filled: deque[_Segment] = deque()
+        self.size, self._head, self._count = rows, 0, 0
+        self.filled: deque[Segment] = deque()
 
-    def room(self, n: int) -> _Segment:
+    def room(self, n: int) -> Segment:
         """The next n rows. Waits for files that are written from them; moves out who goes on."""
         a = self._head if self._head + n <= self.size else 0
-        while self._filled:
-            old = self._filled[0]
+        while self.filled:
+            old = self.filled[0]
             # Segments lie in the order in which they were filled: the oldest is the first that the head meets.
             skipped = a < self._head and old.a >= self._head
             if not skipped and not (old.a < a + n and a < old.b):
                 break
-            self._filled.popleft()
             wait(old.writes)
-            for kept in list(old.kept):
-                kept.move_out(self.memory)
-                _leave(kept)
-        self._head = a + n
-        segment = _Segment(a, a + n)
-        self._filled.append(segment)
+            for kept in old.placed:
+                if not kept.over:
+                    kept.settle(self)
+                    kept.move_out(self.memory)
+            self.filled.popleft()
+        self._head, self._count = a + n, self._count + 1
+        segment = Segment(a, a + n, self._count)
+        self.filled.append(segment)
         return segment
 
 
@@ -235,14 +255,14 @@ class Carrier:
 
     # the runner's thread
 
-    def rows(self, streams: Any, last: Any, ids: Any, placed: list[tuple[Kept, int, int, int]]) -> None:
+    def rows(self, streams: Any, last: Any, ids: Any, placed: Placed) -> None:
         """This step's streams bf16 [n, layers - 1, hidden], last layer bf16 [n, hidden] and ids int32 [n], all nobody
-        else's. placed: (request, first position, first row, rows). Waits where too many steps are on their way."""
+        else's. Waits where too many steps are on their way."""
         self._turns.acquire()
         self._give(("rows", streams, last, ids, placed, _mark(ids)))
 
-    def tops(self, found: Any, placed: list[tuple[Kept, int, int, int]]) -> None:
-        """Most likely tokens [m]: (request, first position, first of them, how many)."""
+    def tops(self, found: Any, placed: Placed) -> None:
+        """Most likely tokens [m] after positions of the step handed over last."""
         self._give(("tops", found, placed, _mark(found)))
 
     def ended(self, kept: Kept) -> None:
@@ -269,7 +289,7 @@ class Carrier:
                     self._turns.release()
             del rest  # what lies on the device must not wait there for the next job
 
-    def _do_rows(self, streams: Any, last: Any, ids: Any, placed: list[tuple[Kept, int, int, int]], mark: Any) -> None:
+    def _do_rows(self, streams: Any, last: Any, ids: Any, placed: Placed, mark: Any) -> None:
         n = ids.shape[0]
         if self._ring is None or self._ring.size < n:
             self._ring = Ring(max(self._rows, n), len(self.layers), self.hidden, ids.device)
@@ -284,21 +304,19 @@ class Carrier:
                 ring.streams[here].copy_(streams, non_blocking=True)
                 ring.last[here].copy_(last, non_blocking=True)
                 ring.memory.ids[here] = ids.to("cpu").numpy()  # waits for all three
-        for kept, at, begin, count in placed:
-            kept.put(at, ring.memory, segment.a + begin, count)
-            segment.kept.add(kept)
-            kept.places.append(segment)
+        segment.placed = placed
 
-    def _do_tops(self, found: Any, placed: list[tuple[Kept, int, int, int]], mark: Any) -> None:
+    def _do_tops(self, found: Any, placed: Placed, mark: Any) -> None:
         import torch
 
         with nullcontext() if mark is None else self._beside(found.device, mark):
             host = found.to(torch.int32).to("cpu").numpy()
-        for kept, at, begin, n in placed:
-            kept.tops.append((at, host[begin : begin + n]))
+        if self._ring is not None:
+            self._ring.filled[-1].tops.append((host, placed))
 
     def _do_ended(self, kept: Kept) -> None:
-        places = _leave(kept)
+        kept.over = True
+        places = kept.settle(self._ring) if self._ring is not None else []
         if kept.broken:
             logger.error("%s: positions of %s are missing; it gets no states", NAME, kept.name)
         elif kept.pieces:

@@ -21,12 +21,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import NAME, logger
-from .carry import Carrier, Kept
+from .carry import Carrier, Kept, Placed
 from .hooks import after_import
 
 VARIABLE = "DRAFTSMITH_VLLM_STATES"
@@ -66,8 +67,8 @@ class Tap:
         self.folder = Path(given["folder"])
         self.kept: dict[str, Kept] = {}
         self.step: Any = None
-        self.later: list[tuple[Kept, int, int, int]] = []
-        """(request, position, row of the sampling logits, 1) whose argmax comes for free with this step's logits."""
+        self.later: Placed = {}
+        """Request → (position, row of the sampling logits, 1) whose argmax comes for free with this step's logits."""
         self.over: list[Kept] = []
         """Requests whose last step this is, known without the scheduler's word."""
         self.writes: bool | None = None
@@ -115,62 +116,64 @@ class Tap:
                 argmax_wanted=bool(int(extra.get(ARGMAX, 1))),
             )
 
-    def take(self, hidden: Any, aux: Any, ids: Any, placed: list[tuple[str, int, int]]) -> None:
+    def take(self, hidden: Any, aux: Any, ids: Any, steps: Iterable[tuple[str, int, int]]) -> None:
         """After the model: this step's streams on their way to the host, and the argmax at wanted positions.
 
-        placed: (request, its first position in this step, tokens) in the order of the batch."""
+        steps: (request, its first position in this step, tokens) in the order of the batch. This runs between two steps
+        of the engine: a few tenths of a microsecond a request, and nothing that waits for the device."""
         import torch
 
-        rows, offset = [], 0
-        for i, (req_id, at, n) in enumerate(placed):
-            kept = self.kept.get(req_id)
+        rows: Placed = {}
+        wanted: list[tuple[Kept, int, int, int]] = []
+        self.later, later, offset, known = {}, {}, 0, self.kept.get
+        for i, (req_id, at, n) in enumerate(steps):
+            kept = known(req_id)
             if kept is not None:
-                rows.append((kept, at, offset, n, i))
-                if kept.ends is not None and at + n >= kept.ends:
+                rows[kept] = (at, offset, n)
+                end = at + n
+                if end > kept.first and kept.argmax_wanted:
+                    # The last position is left to the sampling logits, which the engine computes anyway.
+                    later[kept] = (end - 1, i, 1)
+                    begin = max(kept.first, at)
+                    if end - 1 > begin:
+                        wanted.append((kept, begin, offset + begin - at, end - 1 - begin))
+                if kept.ends is not None and end >= kept.ends:
                     self.over.append(self.kept.pop(req_id))
             offset += n
-        self.later = []
         if not rows:
             return
-        tops = self._argmax(hidden, rows)
+        self.later = later
+        tops = self._argmax(hidden, wanted) if wanted else None
         if not self.is_writer():
             return
-        # Both are copies: the buffers below them are the next step's too.
+        # All are copies: the buffers below them are the next step's too.
         *lower, last = [a[:offset] for a in aux]
         streams = torch.stack(lower, dim=1).to(torch.bfloat16) if lower else last.new_empty(offset, 0, last.shape[1])
         last, ids = last.to(torch.bfloat16, copy=True), ids[:offset].to(torch.int32, copy=True)
-        self.carrier.rows(streams, last, ids, [r[:4] for r in rows])
+        self.carrier.rows(streams, last, ids, rows)
         if tops is not None:
             self.carrier.tops(*tops)
 
-    def _argmax(self, hidden: Any, rows: list[Any]) -> tuple[Any, list[tuple[Kept, int, int, int]]] | None:
-        """Most likely tokens at prompt positions from `first` on. The last position of each request is left to the
-        sampling logits, which the engine computes anyway. All ranks take part: the head is split between them."""
+    def _argmax(self, hidden: Any, wanted: list[tuple[Kept, int, int, int]]) -> tuple[Any, Placed]:
+        """Most likely tokens at prompt positions: (request, position, row, rows). All ranks take part: the head is split
+        between them."""
         import torch
 
-        wanted, places, m = [], [], 0
-        for kept, at, begin, n, i in rows:
-            first = max(kept.first - at, 0)
-            if first >= n or not kept.argmax_wanted:
-                continue
-            self.later.append((kept, at + n - 1, i, 1))
-            if first < n - 1:
-                wanted.append(torch.arange(begin + first, begin + n - 1, device=hidden.device))
-                places.append((kept, at + first, m, n - 1 - first))
-                m += n - 1 - first
-        if not wanted:
-            return None
-        found = []
-        for part in torch.cat(wanted).split(HEAD_CHUNK):
+        index = torch.cat([torch.arange(row, row + n, device=hidden.device) for _, _, row, n in wanted])
+        placed, m, found = {}, 0, []
+        for kept, at, _, n in wanted:
+            placed[kept] = (at, m, n)
+            m += n
+        for part in index.split(HEAD_CHUNK):
             logits = self.runner.model.compute_logits(hidden[part])
             found.append(part if logits is None else logits.argmax(-1))  # None: this rank only lends its share
-        return torch.cat(found), places
+        return torch.cat(found), placed
 
     def sampled(self, logits: Any) -> None:
         """The logits that the step samples from, as yet untouched: their argmax."""
         if self.later and logits is not None and self.is_writer():
             self.carrier.tops(logits.argmax(-1), self.later)
-        self.later = []
+        self.later = {}
 
     def end(self) -> None:
         """After a step of the older runner."""
@@ -222,9 +225,9 @@ def _tap(cls: type, given: dict[str, Any]) -> None:
             tap = getattr(self, "_draftsmith_tap", None)
             if tap is not None and tap.step is not None:
                 batch, counts = self.input_batch, tap.step.num_scheduled_tokens
-                at = batch.num_computed_tokens_cpu
-                placed = [(r, int(at[i]), counts[r]) for i, r in enumerate(batch.req_ids)]
-                tap.take(*output, self.input_ids.gpu if input_ids is None else input_ids, placed)
+                ids, at = batch.req_ids, batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist()
+                steps = zip(ids, at, map(counts.__getitem__, ids), strict=True)
+                tap.take(*output, self.input_ids.gpu if input_ids is None else input_ids, steps)
             return output
 
         cls._model_forward = model_forward  # type: ignore[attr-defined]
@@ -276,10 +279,11 @@ def _tap_v2(cls: type, given: dict[str, Any]) -> None:
         state = self.execute_model_state if scheduler_output.total_num_scheduled_tokens else None
         if state is not None and state.aux_hidden_states is not None:
             batch = state.input_batch
-            counts, at = batch.num_scheduled_tokens, batch.num_computed_tokens_np
-            placed = [(r, int(at[i]), int(counts[i])) for i, r in enumerate(batch.req_ids)]
+            n = len(batch.req_ids)
+            at, counts = batch.num_computed_tokens_np[:n].tolist(), batch.num_scheduled_tokens[:n].tolist()
             with inference_mode():
-                tap.take(state.hidden_states, state.aux_hidden_states, batch.input_ids, placed)
+                steps = zip(batch.req_ids, at, counts, strict=True)
+                tap.take(state.hidden_states, state.aux_hidden_states, batch.input_ids, steps)
         return output
 
     def sample_step(self: Any, *args: Any, **kwargs: Any) -> Any:
