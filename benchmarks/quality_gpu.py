@@ -18,6 +18,8 @@ import tarfile
 import time
 from pathlib import Path
 
+from quality_peers import SWEEPS
+
 HERE = Path(__file__).parent
 VARIANTS = ("bf16", "fp8-topk", "layer")
 COMPARING = 60
@@ -77,11 +79,23 @@ def main() -> None:
                 "--lr", given.lr, "--warm", given.warm]  # fmt: skip
     threads = max(2, (os.cpu_count() or 2) // 8)
     deadline = stop - COMPARING
-    common = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "DEADLINE": str(deadline - 5)}
+    common = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "DEADLINE": str(deadline - 5),
+              "TORCHINDUCTOR_COMPILE_THREADS": "4"}  # fmt: skip
     jobs: dict[str, subprocess.Popen[bytes]] = {}
     for peer in given.peers.split(",") if given.peers else []:
-        words = ["quality_peers.py", "train", peer, str(run_folder), "--work", str(work), "--steps", str(given.steps)]
-        jobs[peer] = start(peer, words, logs, common | {"CUDA_VISIBLE_DEVICES": gpus[-1]})
+        for n, tries in enumerate(SWEEPS[peer]):
+            words = [
+                "quality_peers.py",
+                "train",
+                peer,
+                str(run_folder),
+                "--work",
+                str(work),
+                "--steps",
+                str(given.steps),
+            ]
+            here = {"CUDA_VISIBLE_DEVICES": gpus[-1], "MASTER_PORT": str(29700 + len(jobs))}
+            jobs[f"{peer}-{n}"] = start(f"{peer}-{n}", [*words, "--tries", tries], logs, common | here)
     for variant in VARIANTS:
         words = [*training, "--seeds", str(given.seeds), "--variants", variant, "--train-only"]
         jobs[variant] = start(variant, words, logs, common | {"CUDA_VISIBLE_DEVICES": gpus[0]})

@@ -39,7 +39,11 @@ ROWS, LENGTH = 12, 768
 """SpecForge's padded batch: one shape, so that it compiles once. Packs have at most 11 rows of at most 683 tokens."""
 PART_BYTES = 15 << 20
 DEFAULTS = {"specforge": "1e-4", "speculators": "muon/1e-3"}
-SWEEPS = {"specforge": "1e-4,1e-3,2e-3,5e-4", "speculators": "muon/1e-3,adamw/1e-3,adamw/2e-3"}
+SWEEPS = {
+    "specforge": ("1e-4:0,1e-3:1", "1e-3:0,1e-3:2", "2e-3:0,5e-4:0"),
+    "speculators": ("muon/1e-3:0,muon/1e-3:1", "adamw/1e-3:0,muon/1e-3:2"),
+}
+"""Tries (rate:seed) of processes that run side by side; what comes first matters most."""
 SETS = ("mt_bench:40", "gsm8k:20", "humaneval:20")
 
 
@@ -256,25 +260,16 @@ def attempt(peer: str, data: Data, lr: str, seed: int, steps: int, work: Path) -
 
 
 def train(peer: str, data: Data, tries: str, steps: int, work: Path) -> None:
-    """All tries; then the best rate with two more seeds, while time lasts (DEADLINE in the environment)."""
+    """The tries in their order, while time lasts (DEADLINE in the environment)."""
     deadline = float(os.environ.get("DEADLINE", "inf"))
-    found: list[dict[str, Any]] = []
-    longest = 0.0
-
-    def run(lr: str, seed: int) -> None:
-        nonlocal longest
-        if time.time() + longest > deadline:
-            print(f"left out for want of time: {peer} {lr} seed {seed}", flush=True)
-            return
+    needed = 0.0
+    for n, (rate, seed) in enumerate(t.split(":") for t in tries.split(",")):
+        if time.time() + needed > deadline:
+            print(f"left out for want of time: {peer} {rate} seed {seed}", flush=True)
+            continue
         began = time.time()
-        found.append(attempt(peer, data, lr, seed, steps, work))
-        longest = max(longest, (time.time() - began) * (0.7 if len(found) == 1 else 1.0))  # the first one compiles
-
-    for lr in tries.split(","):
-        run(lr, 0)
-    best = max(found, key=lambda f: per_step(table(f)))["try"]
-    for seed in (1, 2):
-        run(best, seed)
+        attempt(peer, data, rate, int(seed), steps, work)
+        needed = (time.time() - began) * (0.6 if n == 0 else 1.0)  # the first one compiles
 
 
 def paired(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -319,8 +314,9 @@ def compare(data: Data, work: Path, pack: Path | None) -> None:
         if not found:
             print(f"no drafter of {peer}", flush=True)
             continue
-        best = max((f for f in found if f["seed"] == 0), key=lambda f: per_step(table(f)))
-        same = [f for f in found if f["try"] == best["try"]]
+        rates = {f["try"]: [g for g in found if g["try"] == f["try"]] for f in found}
+        same = max(rates.values(), key=lambda some: float(np.mean([per_step(table(f)) for f in some])))
+        best = same[0]
         default = [f for f in found if f["try"] == DEFAULTS[peer]]
         shutil.copytree(best["folder"], chosen / f"{peer}-eagle3")
         results[peer] = paired(ours, same)
@@ -429,7 +425,7 @@ def main() -> None:
     if given.way == "compare":
         compare(data, given.work, given.pack)
         return
-    train(given.peer, data, given.tries or SWEEPS[given.peer], given.steps, given.work)
+    train(given.peer, data, given.tries or ",".join(SWEEPS[given.peer]), given.steps, given.work)
     sys.stdout.flush()
     os._exit(0)  # the peers' background threads keep the interpreter alive otherwise
 
