@@ -217,14 +217,14 @@ def small(args: argparse.Namespace, engine: Engine, clock: Clock) -> None:
             flags += wish(known, ["--logprobs-mode", "raw_logits"])
         speculative = speculative_of(kind, args.drafter, args.k)
         servers[name] = make_server(
-            args, engine, name, args.target, speculative, env, flags, clock.left - 30, len(servers)
+            args, engine, name, args.target, speculative, env, flags, min(args.start, clock.left - 30), len(servers)
         )
     ui = QuietUi()
     home = args.work / "small"
     about = {"name": engine.name, "version": engine.version, "platform": "cuda" if args.gpu is not None else "cpu"}
     with Fleet(servers, args.at_once) as fleet:
         fleet.start(*servers)
-        fleet.settle(clock.left - 60)
+        fleet.settle(min(args.start, clock.left - 60))
         done = []
         for name in servers:
             if clock.left < 20:
@@ -331,7 +331,7 @@ def large(args: argparse.Namespace, engine: Engine, clock: Clock) -> None:
         flags += wish(known, ["--stream-interval", str(EVENT_TOKENS)])
         env = {RUNNER: "1"} if args.gpu is not None else {}
         servers[name] = make_server(
-            args, engine, name, pair / "target", speculative, env, flags, clock.left - 30, len(servers)
+            args, engine, name, pair / "target", speculative, env, flags, min(args.start, clock.left - 30), len(servers)
         )
     rows: list[dict[str, Any]] = []
     with Fleet(servers, args.at_once) as fleet:
@@ -340,7 +340,7 @@ def large(args: argparse.Namespace, engine: Engine, clock: Clock) -> None:
                 say(f"left out for want of time: {' '.join(group)}")
                 break
             fleet.start(*group)
-            fleet.settle(clock.left - 15)
+            fleet.settle(min(args.start, clock.left - 15))
             for name in group:
                 large_server(args, fleet, name, clock, sizes, rows)
                 write_json(args.work / "large-rows.json", rows)
@@ -374,6 +374,7 @@ def main() -> int:
     p.add_argument("--engine", help="environment of vLLM, or the folder of an unpacked one")
     p.add_argument("--gpu", type=int, help="number of the GPU; none = a CPU engine, for trying the script")
     p.add_argument("--seconds", type=float, default=420, help="time in all, starts of the engines included")
+    p.add_argument("--start", type=float, default=200, help="seconds at most until the servers are ready")
     p.add_argument("--prompts", nargs="+", default=["mt_bench:40", "gsm8k:28", "humaneval:28"])
     p.add_argument("--k", type=int, default=3, help="draft tokens (small)")
     p.add_argument("--concurrency", type=int, nargs="+")
