@@ -108,6 +108,9 @@ def test_conditions_hold_or_not() -> None:
     rows = check(["tokens_per_target_step>=1.4, speedup_1>=1.3", "lossless==true", "gsm8k.acceptance_0>0.4"], BENCH)
     assert [r["held"] for r in rows] == [True, False, True, True]
     assert names(BENCH)["tokens_per_second_none_1"] == 20.0
+    for verdict, held in (("same", True), ("different", False)):
+        assert check(["sampling==true"], BENCH | {"sampling": {"verdict": verdict}})[0]["held"] is held
+    assert check(["sampling==true"], BENCH)[0]["held"] is False, "what was not tested does not hold"
 
 
 def test_conditions_that_cannot_be_read() -> None:

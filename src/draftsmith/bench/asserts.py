@@ -20,7 +20,8 @@ _FORM = re.compile(r"^\s*([\w.]+)\s*(>=|<=|==|>|<)\s*([\w.+-]+)\s*$")
 
 
 def names(bench: dict[str, Any]) -> dict[str, float | None]:
-    """Every figure that can be asserted: the headline ones, acceptance_0 …, speedup_<concurrency>, <set>.<figure>."""
+    """Every figure that can be asserted: the headline ones, acceptance_0 …, speedup_<concurrency>,
+    lossless and sampling (1 = as without the drafter), <set>.<figure>."""
     found: dict[str, float | None] = {}
 
     def add(prefix: str, part: dict[str, Any]) -> None:
@@ -36,6 +37,8 @@ def names(bench: dict[str, Any]) -> dict[str, float | None]:
     lossless = bench.get("lossless")
     found["lossless"] = None if lossless is None else float(lossless)
     found["ties"] = bench.get("ties")
+    sampling = bench.get("sampling")
+    found["sampling"] = None if not sampling else float(sampling["verdict"] == "same")
     speeds = bench.get("tokens_per_second") or {}
     for way, by in speeds.items():
         for c, rate in by.items():
