@@ -106,7 +106,7 @@ def why_slower(bench: dict[str, Any]) -> tuple[list[str], str]:
             continue
         ratio = ours[c] / plain[c]
         has = (by.get(c) or {}).get("acceptance_length") or bench.get("acceptance_length")
-        needs = f"; it breaks even at {has / ratio:.2f} tokens per step and has {has:.2f}" if has and ratio < 1 else ""
+        needs = f"; it breaks even at {has / ratio:.2f} tokens per step and has {has:.2f}" if has else ""
         lines.append(f"{ratio:.2f}× the speed of no drafter at {c} at once{needs}")
     k = draft_tokens(bench)
     try:
