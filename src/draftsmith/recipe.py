@@ -153,6 +153,12 @@ class TrainSection(_Section):
     steps: int | None = Field(None, gt=0, description="optimizer steps; none = by epochs")
     epochs: float = Field(3.0, gt=0)
     batch_tokens: int = Field(2048, gt=0, description="packed tokens per optimizer step and rank")
+    context_parallel: int = Field(
+        1,
+        gt=0,
+        description="processes that share one packed sequence, each keeping a part of its tokens (for sequences that one "
+        "GPU cannot hold); it must divide the number of processes, and batch_tokens is then per group",
+    )
     lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(0.05, ge=0, le=1, description="final learning rate as a share of lr")
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps with rising learning rate")

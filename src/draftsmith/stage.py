@@ -48,7 +48,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """name: the command's word. sections: the recipe sections whose values are part of the key.
+    """name: the command's word. sections: the recipe sections whose values are part of the key, but for `apart`
+    ("section.key"): what says how the work is spread, not what is made.
     inputs(run): name → hash of all else that goes in. work(run, folder): does it and returns the result (figures,
     counts; `output_hash` where the bytes made are determined). Work must be restartable: it finds its own leftovers
     in `folder`. `resumable=False` empties the folder before a restart."""
@@ -58,9 +59,12 @@ class Stage:
     inputs: Callable[[Run], dict[str, str]]
     work: Callable[[Run, Path], dict[str, Any]]
     resumable: bool = True
+    apart: tuple[str, ...] = ()
 
     def key(self, run: Run) -> tuple[str, dict[str, str], dict[str, Any]]:
         config = {s: run.recipe.model_dump(mode="json", by_alias=True)[s] for s in self.sections}
+        for section, _, name in (dotted.partition(".") for dotted in self.apart):
+            config[section].pop(name, None)
         inputs = self.inputs(run)
         return content_hash({"stage": self.name, "config": config, "inputs": inputs}), inputs, config
 

@@ -1,5 +1,6 @@
 """Two processes (gloo) train as one would, and a run goes on with another number of them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,15 +23,18 @@ def launch(count, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-FORMS = ["hand", "reference", "mla"]
+FORMS = ["hand", "reference", "mla", "hand+context", "mla+context"]
+
+
+SHARED = "hand+context"
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """The same optimizer step by one process (this one) and by two."""
+    """The same optimizer step by one process (this one) and by two; four steps of a run whose packs two ranks share."""
     folder = tmp_path_factory.mktemp("ranks")
     rank_side.main(folder, "step", FORMS)
-    launch(2, folder, "step", *FORMS)
+    launch(2, folder, "step", *FORMS, "--", "4", SHARED)
     return folder
 
 
@@ -40,6 +44,32 @@ def test_two_ranks_make_the_step_of_one(form, steps):
     assert set(one) == set(two)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_ranks_that_share_each_pack_train_as_one_and_one_goes_on(steps, tmp_path):
+    """Four steps of two ranks that share every pack, then four of one process: the weights of eight of one process."""
+    rank_side.main(tmp_path, "4", [SHARED])
+    for folder, packs, name in ((steps, 4, f"4-2-{SHARED}"), (steps, 8, f"8-1-{SHARED}")):
+        if packs == 8:
+            rank_side.main(tmp_path, "8", [SHARED])
+            rank_side.main(steps, "8", [SHARED])
+        one, two = load_file(tmp_path / f"{packs}-1-{SHARED}.safetensors"), load_file(folder / f"{name}.safetensors")
+        assert int(two["packs"]) == packs
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4, msg=key)
+    lines = [(f / SHARED / "metrics.jsonl").read_text().splitlines() for f in (tmp_path, steps)]
+    tokens = [[json.loads(line).get("tokens") for line in x] for x in lines]
+    assert tokens[0] and tokens[0] == tokens[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["hand+context", "reference+context"])
+def test_four_ranks_take_two_packs_and_share_each_by_two(form, tmp_path):
+    rank_side.main(tmp_path, "step", [form])
+    launch(4, tmp_path, "step", form)
+    one, four = (load_file(tmp_path / f"step-{c}-{form}.safetensors") for c in (1, 4))
+    for name, value in one.items():
+        torch.testing.assert_close(four[name], value, rtol=1e-4, atol=2e-5, msg=name)
 
 
 @pytest.mark.slow

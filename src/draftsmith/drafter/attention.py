@@ -12,13 +12,34 @@ Shapes: T rows, n query heads, m key heads (n a multiple of m), d width of q and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Spans = Sequence[tuple[int, int]]
 """Documents of a packed sequence as [start, stop), in order, none overlapping; rows outside all of them give zeros."""
+
+
+class FirstKeys(Protocol):
+    """Attention to the step-0 keys alone; one object serves one forward and one backward."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """q [T, n, d], k [T, m, d], v [T, m, e] → output [T, n, e], log-sum-exp [T, n] (float32 or better)."""
+        ...
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v, with the output and log-sum-exp *joined* with whatever other keys there are."""
+        ...
+
+
+class SharedSpans(Protocol):
+    """In place of spans where the step-0 keys lie with several processes (train/context.py)."""
+
+    def first_keys(self, n: int, m: int, width: int, scale: float) -> FirstKeys: ...
 
 
 def attend_plain(q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], spans: Spans, scale: float) -> Tensor:
@@ -61,24 +82,53 @@ def _fold(x: Tensor, group: int, width: int) -> Tensor:
     return x.unflatten(1, (-1, group)).sum(2) if group > 1 else x
 
 
-class _Unrolled(torch.autograd.Function):
-    """CPU form. The causal part is torch's flash kernel; its backward is exact for the joined softmax too when it is
+@dataclass(frozen=True)
+class _FlashSpans:
+    """torch's CPU flash kernel, document by document. Its backward is exact for the joined softmax too when it is
     handed the *joined* output and log-sum-exp, because P = exp(S - lse) and dS = P (dP - rowsum(dO·O)) hold entry by
     entry (FlashAttention-2 paper, section 3.1.2)."""
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, scale: float, spans: Spans, steps: int, *kv: Tensor) -> Tensor:
-        ks, vs = kv[:steps], kv[steps:]
-        n, group, width, e = q.shape[1], q.shape[1] // ks[0].shape[1], q.shape[2], vs[0].shape[2]
+    spans: Spans
+    scale: float
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        n, group, width, e = q.shape[1], q.shape[1] // k.shape[1], q.shape[2], v.shape[2]
         out = q.new_zeros(q.shape[0], n, e)
         # rows of no document keep +inf: every weight made from it is 0, forward and backward
         lse = q.new_full((q.shape[0], n), float("inf"), dtype=torch.promote_types(q.dtype, torch.float32))
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        for start, stop in spans:
-            part = [_heads_first(x[start:stop], g, width) for x, g in ((q, 1), (ks[0], group), (vs[0], group))]
-            o, logsum = flash(*part, 0.0, True, scale=scale)
+        for start, stop in self.spans:
+            part = [_heads_first(x[start:stop], g, width) for x, g in ((q, 1), (k, group), (v, group))]
+            o, logsum = flash(*part, 0.0, True, scale=self.scale)
             out[start:stop] = o[0].transpose(0, 1)[..., :e]
             lse[start:stop] = logsum[0].transpose(0, 1) if logsum.shape[1] == n else logsum[0]
+        return out, lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        group, width, e = q.shape[1] // k.shape[1], q.shape[2], v.shape[2]
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        for start, stop in self.spans:
+            rows = slice(start, stop)
+            args = [
+                _heads_first(x[rows], g, width).contiguous()
+                for x, g in ((grad, 1), (q, 1), (k, group), (v, group), (out, 1))
+            ]
+            a, b, c = flash(*args, lse[rows].transpose(0, 1)[None].contiguous(), 0.0, True, scale=self.scale)
+            dq[rows], dk[rows], dv[rows] = _fold(a, 1, width), _fold(b, group, width), _fold(c, group, e)
+        return dq, dk, dv
+
+
+class _Unrolled(torch.autograd.Function):
+    """Attention to the step-0 keys by whatever `first` is, joined with the rows' own keys of later steps."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, scale: float, first: FirstKeys, steps: int, *kv: Tensor) -> Tensor:
+        ks, vs = kv[:steps], kv[steps:]
+        group = q.shape[1] // ks[0].shape[1]
+        out, lse = first.forward(q, ks[0], vs[0])
         if steps > 1:
             grouped = q.unflatten(1, (-1, group))
             own = torch.stack([(grouped * k[:, :, None]).sum(-1).flatten(1) for k in ks[1:]]) * scale  # [s, T, n]
@@ -90,26 +140,18 @@ class _Unrolled(torch.autograd.Function):
                 mixed += w.unflatten(1, (-1, group))[..., None].to(v.dtype) * v[:, :, None]
             lse = joined
         ctx.save_for_backward(q, out, lse, *kv)
-        ctx.rest = (scale, spans, steps)
+        ctx.rest = (scale, first, steps)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (grad,) = grads
         q, out, lse, *kv = ctx.saved_tensors
-        scale, spans, steps = ctx.rest
+        scale, first, steps = ctx.rest
         ks, vs = kv[:steps], kv[steps:]
-        group, width, e = q.shape[1] // ks[0].shape[1], q.shape[2], vs[0].shape[2]
-        dq, dks, dvs = torch.zeros_like(q), [torch.zeros_like(k) for k in ks], [torch.zeros_like(v) for v in vs]
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        for start, stop in spans:
-            rows = slice(start, stop)
-            args = [
-                _heads_first(x[rows], g, width).contiguous()
-                for x, g in ((grad, 1), (q, 1), (ks[0], group), (vs[0], group), (out, 1))
-            ]
-            a, b, c = flash(*args, lse[rows].transpose(0, 1)[None].contiguous(), 0.0, True, scale=scale)
-            dq[rows], dks[0][rows], dvs[0][rows] = _fold(a, 1, width), _fold(b, group, width), _fold(c, group, e)
+        group = q.shape[1] // ks[0].shape[1]
+        dq, dk, dv = first.backward(grad, q, ks[0], vs[0], out, lse)
+        dks, dvs = [dk, *(torch.zeros_like(k) for k in ks[1:])], [dv, *(torch.zeros_like(v) for v in vs[1:])]
         if steps > 1:
             shared = (grad * out).sum(-1)  # [T, n]
             grad_g, q_g, dq_g = (
@@ -127,10 +169,14 @@ class _Unrolled(torch.autograd.Function):
         return (dq, None, None, None, *dks, *dvs)
 
 
-def attend(q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], spans: Spans, scale: float) -> Tensor:
-    """As `attend_plain`, in memory linear in T: the kernel on the CPU, flex attention on a GPU."""
+def attend(q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], spans: Spans | SharedSpans, scale: float) -> Tensor:
+    """As `attend_plain`, in memory linear in T: the kernel on the CPU, flex attention on a GPU; with SharedSpans, what
+    several processes hold together."""
+    if not isinstance(spans, Sequence):
+        first = spans.first_keys(q.shape[1], ks[0].shape[1], q.shape[2], scale)
+        return _Unrolled.apply(q, scale, first, len(ks), *ks, *vs)
     if q.device.type == "cpu":
-        return _Unrolled.apply(q, scale, tuple(spans), len(ks), *ks, *vs)
+        return _Unrolled.apply(q, scale, _FlashSpans(tuple(spans), scale), len(ks), *ks, *vs)
     return _attend_flex(q, ks, vs, spans, scale)
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from draftsmith.drafter.attention import Spans
+from draftsmith.drafter.attention import SharedSpans, Spans
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.drafter.llama import LlamaAttention
 from draftsmith.drafter.norm import RmsNorm as RmsNorm
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 class Steps:
     """Keys and values of the draft steps taken so far, one entry per step: all that attention may see."""
 
-    spans: Spans
+    spans: Spans | SharedSpans
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 

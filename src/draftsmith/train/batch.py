@@ -8,10 +8,13 @@ token t. The alignment (who sees what) is the objective's business, not the batc
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from draftsmith.train.context import Layout
 
 PAD_DOC = -1
 
@@ -23,7 +26,8 @@ class StepBatch:
     in the full vocabulary, -1 where unknown (such rows are not supervised); answer bool [T]: the token is part of the
     answer; doc int32 [T]: document number, ascending, -1 for padding; position int64 [T] within the document;
     topk: the teacher shortened (extract/states.py TopK), stored instead of `final`: draft ids int64 [T, k], logits
-    [T, k], rest [T] (log of the summed exp(logit) of all other draft tokens). spans: the documents as [start, stop)."""
+    [T, k], rest [T] (log of the summed exp(logit) of all other draft tokens). spans: the documents as [start, stop).
+    context: where several ranks share the sequence, which rows of it these are (context.py); None = all of it."""
 
     token_ids: Tensor
     aux: Tensor
@@ -35,6 +39,7 @@ class StepBatch:
     position: Tensor
     topk: tuple[Tensor, Tensor, Tensor] | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    context: Layout | None = None
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -44,6 +49,11 @@ class StepBatch:
     def tokens(self) -> int:
         """Rows, padding included."""
         return self.token_ids.shape[0]
+
+    @property
+    def pack_tokens(self) -> int:
+        """Rows of the whole sequence, whatever part of it this is."""
+        return self.tokens if self.context is None else self.context.tokens
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> StepBatch:
         """On another device; floating fields as `dtype`. Copies from pinned memory do not block."""

@@ -23,10 +23,11 @@ from draftsmith.recipe import TrainSection
 from draftsmith.record import atomic_write, write_json
 from draftsmith.train.batch import StepBatch
 from draftsmith.train.checkpoint import load_state, save_state, write_native
+from draftsmith.train.context import slice_pack
 from draftsmith.train.core import Core
 from draftsmith.train.data import Order, RowSource, Split, read_ahead, read_pack
 from draftsmith.train.objective import step_weights, supervision
-from draftsmith.train.parallel import Ranks
+from draftsmith.train.parallel import Place, Ranks
 from draftsmith.train.schedule import Schedule
 from draftsmith.train.validate import acceptance, unigram_acceptance
 from draftsmith.ui import Ui
@@ -78,8 +79,9 @@ class Training:
     def __post_init__(self) -> None:
         s = self.section
         self.ranks = Ranks.current()
+        self.place = Place.of(self.ranks, s, self.device.type)
         self.schedule = Schedule.of(s)
-        self.order = Order.of_run(self.split.train, s.batch_tokens, s.seed, s.steps, s.epochs, self.ranks.count)
+        self.order = Order.of_run(self.split.train, s.batch_tokens, s.seed, s.steps, s.epochs, self.place.packs)
         if not self.order.total:
             raise UserError("there is no training row", "", "capture more prompts, or hold out fewer rows")
         self.weights = step_weights(s.step_decay, s.ttt_steps)
@@ -93,6 +95,8 @@ class Training:
         pack = self.order.pack(number)
         pad = self.device.type != "cpu"
         batch = read_pack(self.source, pack, self.section.batch_tokens, self.inverse_rms, self.dtype, pad)
+        if self.place.exchange is not None:
+            batch = slice_pack(batch, self.place.exchange, self.section.ttt_steps + 1, 128 if pad else 1)
         return batch.to(self.device)
 
     def held_out(self) -> Iterator[StepBatch]:
@@ -152,9 +156,9 @@ class Training:
         self.restore()
         self._log_open()
         started = last_save = time.monotonic()
-        p, total, count = self.progress, self.order.total, self.ranks.count
+        p, total, count = self.progress, self.order.total, self.place.packs
         first_packs, first_tokens = p.packs, p.tokens
-        numbers = range(p.packs + self.ranks.rank, total - total % count, count)
+        numbers = range(p.packs + self.place.data, total - total % count, count)
         if isinstance(self.source, StreamedStates) and not p.finished:
             self.source.expect(self.order.pack(n) for n in numbers)
         batches = read_ahead(self._load, numbers)
@@ -170,7 +174,7 @@ class Training:
                     self._validate()
                     self.save()
                     last_save = time.monotonic()
-                elif count == 1 and time.monotonic() - last_save > SAVE_SECONDS:
+                elif self.ranks.count == 1 and time.monotonic() - last_save > SAVE_SECONDS:
                     self.save()
                     last_save = time.monotonic()
                 best = f", best acceptance length {p.best:.3f}" if p.best > 0 else ""
@@ -205,7 +209,7 @@ class Training:
     last_loss = float("nan")
 
     def _one(self, batch: StepBatch) -> None:
-        """One optimizer step of one pack per rank."""
+        """One optimizer step of one pack per rank (or group of ranks)."""
         p = self.progress
         done = p.packs / self.order.total
         K = self.schedule.draft_steps(done)
@@ -217,7 +221,7 @@ class Training:
         lr = self.schedule.rate(done)
         norm = self.core.update(lr, self.section.clip)
         p.steps += 1
-        p.tokens += batch.tokens * self.ranks.count
+        p.tokens += batch.pack_tokens * self.place.packs
         if p.steps % LOG_EVERY == 0 or p.steps == 1:
             value = float(self.ranks.sum(loss.detach().float().reshape(1)))
             if not torch.isfinite(torch.tensor(value)) or not torch.isfinite(norm):

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from draftsmith.drafter.attention import SharedSpans, Spans
 from draftsmith.drafter.model import Drafter, Steps
 from draftsmith.drafter.norm import rms_norm
 from draftsmith.train.batch import StepBatch
@@ -82,11 +83,21 @@ def supervision(batch: StepBatch, t2d: Tensor, steps: int) -> Tensor:
     """bool [K, T]: the row counts at that step."""
     known = batch.argmax >= 0
     teachable = batch.final_valid & known & t2d[batch.argmax.clamp_min(0)] & (batch.doc >= 0)
+    own = torch.ones_like(known) if batch.context is None else batch.context.own(known.device)
     rows = []
     for s in range(steps):
-        same = shift(batch.doc, s + 2, -1) == batch.doc
+        same = own & (shift(batch.doc, s + 2, -1) == batch.doc)
         rows.append(same & shift(batch.answer, s + 2, 0) & shift(teachable, s + 1, 0))
     return torch.stack(rows)
+
+
+def spans_of(batch: StepBatch) -> Spans | SharedSpans:
+    """What attention is bound to: the batch's documents, or those that ranks share."""
+    if batch.context is None:
+        return batch.spans
+    from draftsmith.train.fused.context import ContextSpans
+
+    return ContextSpans(batch.context, batch.token_ids.device)
 
 
 def teacher(batch: StepBatch, rows: Tensor, head: TargetHead | None, D: int) -> Tensor:
@@ -116,7 +127,7 @@ def draft_step(
 
     rows int64 [N]; p [N, D] their teacher; state [T, H]; kv: keys of steps 0…s-1, then their values → (summed CE,
     first choices int64 [N], next state, this step's keys and values)."""
-    seen = Steps(batch.spans, list(kv[:s]), list(kv[s:]))
+    seen = Steps(spans_of(batch), list(kv[:s]), list(kv[s:]))
     embedding = model.embed(shift(batch.token_ids, s + 1, 0))
     normed, after = model.step(state, embedding, batch.position + s, seen)
     logits = model.lm_head(normed[rows])
@@ -152,7 +163,7 @@ def reference_loss(
         slot = needed.long().cumsum(0) - 1
 
     state = model.fuse(batch.aux)
-    steps = Steps(spans=batch.spans)
+    steps = Steps(spans=spans_of(batch))
     loss = state.new_zeros((), dtype=torch.promote_types(state.dtype, torch.float32))
     figures: list[tuple[Tensor, Tensor, Tensor]] = []
     for s in range(K):

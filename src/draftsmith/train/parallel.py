@@ -1,7 +1,8 @@
 """Several processes that train one drafter (torchrun): what they exchange, and FSDP2 for the reference step.
 
-Every rank takes its own pack of an optimizer step; losses are divided by the counts of all ranks, so gradients are
-*summed*, never averaged, and a step is what one process would do with all packs in one.
+Every rank takes its own pack of an optimizer step, or, with train.context_parallel, its own part of a pack that the
+ranks of a group share (context.py). Losses are divided by the counts of all ranks, so gradients are *summed*, never
+averaged, and a step is what one process would do with all packs in one.
 
     torchrun --nproc-per-node 2 -m draftsmith.train.worker RECIPE
 """
@@ -20,8 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from draftsmith.drafter.model import Drafter
+from draftsmith.errors import UserError
 from draftsmith.recipe import TrainSection
 from draftsmith.train.batch import StepBatch
+from draftsmith.train.context import GroupExchange
 from draftsmith.train.core import ReferenceCore
 from draftsmith.train.objective import StepStats, TargetHead, reference_loss
 
@@ -58,12 +61,55 @@ class Ranks:
             dist.barrier()
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: pack `data` of the `packs` of an optimizer step, of which it takes the part of `exchange`
+    (None = all of it)."""
+
+    data: int
+    packs: int
+    exchange: GroupExchange | None
+
+    @staticmethod
+    def of(ranks: Ranks, section: TrainSection, device: str) -> Place:
+        """Ranks of one group are neighbours. UserError where groups of train.context_parallel do not come out even."""
+        size = section.context_parallel
+        if size == 1:
+            return Place(ranks.rank, ranks.count, None)
+        if ranks.count % size:
+            raise UserError(
+                f"train.context_parallel is {size}, but {ranks.count} process{'es' * (ranks.count > 1)} train",
+                "every sequence is shared by so many processes; some would be left over",
+                f"start a multiple of {size} (torchrun --nproc-per-node), or set train.context_parallel: 1",
+            )
+        if section.stream != "off":
+            raise UserError(
+                f"train.context_parallel is {size} and train.stream is {section.stream!r}",
+                "each process reads its own stream, so the engines would make every state once per process",
+                "extract first (train.stream: off), or set train.context_parallel: 1",
+            )
+        group = context_groups(device, size).get_group("context")
+        return Place(ranks.rank // size, ranks.count // size, GroupExchange(group, ranks.rank % size, size))
+
+
+@lru_cache(maxsize=2)
+def context_groups(device: str, size: int) -> Any:
+    """Two dimensions of all ranks: packs, and parts of a pack."""
+    shape = (dist.get_world_size() // size, size)
+    return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=("pack", "context"))
+
+
+def _forget_groups() -> None:
+    mesh.cache_clear()
+    context_groups.cache_clear()
+
+
 @contextmanager
 def process_group() -> Iterator[Ranks]:
     """The process group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), taken down at the end."""
     if dist.is_available() and dist.is_initialized():  # a launcher (ray) made it, and takes it down
         yield Ranks.current()
-        mesh.cache_clear()
+        _forget_groups()
         return
     if "RANK" not in os.environ:
         yield Ranks()
@@ -75,7 +121,7 @@ def process_group() -> Iterator[Ranks]:
     try:
         yield Ranks.current()
     finally:
-        mesh.cache_clear()
+        _forget_groups()
         dist.destroy_process_group()
 
 

@@ -208,4 +208,4 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("train", ("drafter", "train"), _inputs, _work)
+STAGE = Stage("train", ("drafter", "train"), _inputs, _work, apart=("train.context_parallel",))

@@ -60,28 +60,50 @@ def documents(spans: Spans, tokens: int, device: torch.device | str) -> Document
     )
 
 
+def _cpu_heads(x: Tensor, n: int) -> Tensor:
+    """[rows, m, d] → [1, n, rows, d], key heads repeated."""
+    if x.shape[1] != n:
+        x = x[:, :, None].expand(-1, -1, n // x.shape[1], -1).flatten(1, 2)
+    return x.transpose(0, 1)[None]
+
+
+def cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """torch's CPU flash kernel. q [e, n, d], k/v [l, m, d] → out [e, n, d], log-sum-exp [n, e]."""
+    n = q.shape[1]
+    parts = [_cpu_heads(x, n) for x in (q, k, v)]
+    o, logsum = _aten._scaled_dot_product_flash_attention_for_cpu(*parts, 0.0, causal, scale=scale)
+    return o[0].transpose(0, 1), logsum[0] if logsum.shape[1] == n else logsum[0].transpose(0, 1)
+
+
+def cpu_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward, given any joined out and lse [n, e]."""
+    n, m = q.shape[1], k.shape[1]
+    parts = [_cpu_heads(x, n).contiguous() for x in (dout, q, k, v, out)]
+    grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *parts, lse[None].contiguous(), 0.0, causal, scale=scale
+    )
+    dq, dk, dv = (g[0].transpose(0, 1) for g in grads)
+    if m != n:
+        dk, dv = (g.unflatten(1, (m, -1)).sum(2) for g in (dk, dv))
+    return dq, dk, dv
+
+
 class CpuCausal:
     """Per document, torch's CPU flash kernel; rows of no document give zeros. q [T, n, d], k/v [T, m, d]."""
 
     B = 1
 
     def __init__(self, docs: Documents, n: int, m: int, scale: float) -> None:
-        self.spans, self.n, self.m, self.scale = docs.spans, n, m, scale
-
-    def _heads(self, x: Tensor, start: int, stop: int) -> Tensor:
-        part = x[start:stop]
-        if part.shape[1] != self.n:
-            part = part[:, :, None].expand(-1, -1, self.n // self.m, -1).flatten(1, 2)
-        return part.transpose(0, 1)[None]
+        self.spans, self.scale = docs.spans, scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.zeros(1, self.n, q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
+        lse = torch.zeros(1, q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
         for start, stop in self.spans:
-            parts = [self._heads(x, start, stop) for x in (q, k, v)]
-            o, logsum = _aten._scaled_dot_product_flash_attention_for_cpu(*parts, 0.0, True, scale=self.scale)
-            out[start:stop] = o[0].transpose(0, 1)
-            lse[0, :, start:stop] = logsum[0] if logsum.shape[1] == self.n else logsum[0].transpose(0, 1)
+            rows = slice(start, stop)
+            out[rows], lse[0, :, rows] = cpu_forward(q[rows], k[rows], v[rows], True, self.scale)
         return out, lse, None
 
     def backward(
@@ -89,14 +111,10 @@ class CpuCausal:
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
         for start, stop in self.spans:
-            parts = [self._heads(x, start, stop).contiguous() for x in (dout, q, k, v, out)]
-            a, b, c = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *parts, lse[:, :, start:stop].contiguous(), 0.0, True, scale=self.scale
+            rows = slice(start, stop)
+            dq[rows], dk[rows], dv[rows] = cpu_backward(
+                dout[rows], q[rows], k[rows], v[rows], out[rows], lse[0, :, rows], True, self.scale
             )
-            dq[start:stop] = a[0].transpose(0, 1)
-            for into, part in ((dk, b), (dv, c)):
-                part = part[0].transpose(0, 1)
-                into[start:stop] = part.unflatten(1, (self.m, -1)).sum(2) if self.m != self.n else part
         return dq, dk, dv
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.train.batch import StepBatch
+from draftsmith.train.fused.context import ContextCausal
 from draftsmith.train.fused.plan import Plan
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def backward(
         )
         kept.states[s] = None
         ops.add_kv(grads[1], grads[2], first_kv, keep=s + 1 < K)
+        if s == 0 and isinstance(kept.causal, ContextCausal):
+            kept.causal.settle(first_kv)
         ops.merge_bwd(
             kept.q.view(heads), own, kept.mixed.view(heads), dmixed.view(heads), kept.lses, grads[0], dq.view(heads),
             plan, s, step.scale,

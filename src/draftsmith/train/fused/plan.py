@@ -23,6 +23,7 @@ from torch import Tensor
 
 from draftsmith.train.batch import StepBatch
 from draftsmith.train.fused.attention import Documents, documents
+from draftsmith.train.fused.context import ContextPlan, plan_context
 from draftsmith.train.objective import supervision
 
 
@@ -33,7 +34,7 @@ class Plan:
     active int64 [R], inverse int32 [T] (-1 = not active): None if every row is. losses int64 [N] into the K*R rows of
     the block order: None if all pairs, in order. slot int32 [N]: teacher row of the pair; goal int32 [N]: draft index
     of the target's first choice; step int64 [N]; live float32 [N]: 0 for filling. teachers int64 [M]. counts float32
-    [K]: pairs that count per step."""
+    [K]: pairs that count per step. context: where several ranks share the sequence."""
 
     T: int
     R: int
@@ -48,6 +49,7 @@ class Plan:
     teachers: Tensor
     counts: Tensor
     docs: Documents
+    context: ContextPlan | None = None
 
     @property
     def compact(self) -> bool:
@@ -138,4 +140,5 @@ def make_plan(
         teachers=move(needed.nonzero()[:, 0]),
         counts=move(mask.sum(1).float()),
         docs=documents(batch.spans, T, device),
+        context=None if batch.context is None else plan_context(batch.context, device),
     )

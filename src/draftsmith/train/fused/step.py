@@ -25,6 +25,7 @@ from draftsmith.train.batch import StepBatch
 from draftsmith.train.fused.arena import Arena
 from draftsmith.train.fused.attention import Causal, causal_part
 from draftsmith.train.fused.backward import backward
+from draftsmith.train.fused.context import ContextCausal
 from draftsmith.train.fused.head import FullTeacher, LossInputs, loss_pass, target_normed, teacher_logits
 from draftsmith.train.fused.layout import FlatParams
 from draftsmith.train.fused.ops import ops_for
@@ -36,7 +37,7 @@ from draftsmith.train.objective import StepStats, TargetHead
 class Kept:
     """What the forward leaves for the backward. Per-row buffers are in the plan's block order."""
 
-    causal: Causal
+    causal: Causal | ContextCausal
     ids: Tensor  # int64 [T + K - 1]: the token whose embedding row t sees at step s is ids[t + s]
     position: Tensor  # of active rows
     h0: Tensor  # [T, H] fused aux states
@@ -94,7 +95,8 @@ class FusedStep:
     def plan(self, batch: StepBatch, K: int, mask: Tensor | None = None, multiple: int | None = None) -> Plan:
         """Which rows will be computed; give it the batch while it is still on the CPU (plan.make_plan). On a GPU their
         numbers are rounded up, so that few different shapes occur."""
-        longest = max((stop - start for start, stop in batch.spans), default=1)
+        spans = batch.spans if batch.context is None else batch.context.spans
+        longest = max((stop - start for start, stop in spans), default=1)
         self._reserve_tables(max(longest, batch.tokens) + K)
         multiple = multiple or (128 if self.device.type == "cuda" else 8)
         return make_plan(batch, self.t2d, K, self.device, mask, multiple, self.draft_index)
@@ -219,6 +221,11 @@ class FusedStep:
             out += self.flat.w["qkv_bias"]
         self.arena.release(mark)
 
+    def _causal(self, plan: Plan) -> Causal | ContextCausal:
+        if plan.context is not None:
+            return ContextCausal(plan.context, self.n, self.m, self.scale, self.kernel)
+        return causal_part(plan.docs, self.n, self.m, self.scale, self.kernel)
+
     def _forward(self, batch: StepBatch, plan: Plan) -> Kept:
         take, ops, w, H = self.arena.take, self.ops, self.flat.w, self.H
         T, R, K, Nq = plan.T, plan.R, plan.K, self.Nq
@@ -228,7 +235,7 @@ class FusedStep:
         ids = torch.zeros(T + K - 1, dtype=torch.int64, device=self.device)
         ids[: T - 1] = batch.token_ids[1:]
         y = take(K * R, H, **kind)
-        causal = causal_part(plan.docs, self.n, self.m, self.scale, self.kernel)
+        causal = self._causal(plan)
         kept = Kept(
             causal=causal,
             ids=ids,
