@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftsmith.check.dialect import SIGNED
 from draftsmith.contract import Contract, NormSwitches, TargetFacts
 from draftsmith.dialects import foreign, others
 from draftsmith.dialects.checkpoint import Checkpoint, tensor_shapes
@@ -97,6 +98,7 @@ def test_variants_survive(tmp_path, dialect, changes):
         ("eagle", {"norms": NormSwitches(fc_norm=True)}, "fc_norm"),
         ("eagle", {"aux_layer_ids": [1, 3, 4]}, "aux ids"),
         ("eagle", {"contract": False}, "contract"),
+        ("eagle", {"target_hidden_size": 48, "own_embedding": True}, "width"),
         ("vllm", {"form": "mla", "mla": MLA, "norms": NormSwitches(norm_before_fc=True)}, "norm_before_fc"),
         ("vllm", {"aux_layer_ids": None}, "aux layers"),
     ],
@@ -108,8 +110,9 @@ def test_what_a_dialect_cannot_express_is_refused_by_name(tmp_path, dialect, cha
 
 
 def vary(folder, config=lambda c: c, tensors=lambda t: t):
-    """Rewrite an exported folder as a public variant of it."""
+    """Rewrite an exported folder as a public variant of it, which does not say what its ids mean."""
     raw = json.loads((folder / "config.json").read_text())
+    raw.pop(SIGNED, None)
     (folder / "config.json").write_text(json.dumps(config(raw)))
     changed = tensors(load_file(folder / "model.safetensors"))
     save_file({k: v.contiguous() for k, v in changed.items()}, folder / "model.safetensors")

@@ -7,7 +7,7 @@ the norm switches and in tensor names; `writes` says so for the reader of a verd
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from draftsmith.check.values import Config, ids, mapping
@@ -18,13 +18,20 @@ Names = Collection[str]
 @dataclass(frozen=True)
 class Dialect:
     """name: our word. eagle3: False = this is another kind of drafter, which method eagle3 cannot serve.
-    ids_mean: what an aux id counts in files of this family, where the family says so."""
+    ids_mean: what an aux id counts in files of this family, where the family says so. signed: the ids of the streams that
+    enter, where the file itself says them beside (SIGNED)."""
 
     name: str
     title: str
     writes: str
     eagle3: bool = True
     ids_mean: Literal["entering", "output", "unsaid"] = "unsaid"
+    signed: tuple[int, ...] = ()
+
+
+SIGNED = "draftsmith_aux_layer_ids"
+"""Key of config.json that every writer here adds and no engine reads: the ids in vLLM's meaning. Without it [1, 3, 4] of
+eight layers could be either."""
 
 
 def _nested(c: Config) -> list[int] | None:
@@ -104,14 +111,17 @@ TABLE: tuple[tuple[Callable[[Config, Names], bool], Dialect], ...] = (
 
 def detect(config: Config, names: Names) -> Dialect:
     """The family of a drafter. names: its tensor names ({} where they could not be read: the config decides)."""
-    return next(d for test, d in TABLE if test(config, names))
+    found = next(d for test, d in TABLE if test(config, names))
+    return replace(found, signed=tuple(ids(config.get(SIGNED)) or ()))
 
 
 def meaning(layer_ids: list[int], layers: int | None, family: Dialect) -> Literal["entering", "output", "unsaid"]:
     """What ids count: "entering" (the stream entering layer k, vLLM's) or "output" (of layer k, SGLang's; = k + 1).
 
-    A last boundary (n) exists only in the first meaning; the producers' defaults tell the rest apart
-    (sglang#25454: 1, n/2-1, n-4 are outputs; 2, n/2, n-3 enter)."""
+    A file that says it beside is believed where both lists agree. Else a last boundary (n) exists only in the first
+    meaning, and the producers' defaults tell the rest apart (sglang#25454: 1, n/2-1, n-4 are outputs; 2, n/2, n-3 enter)."""
+    if family.signed in (tuple(layer_ids), tuple(k + 1 for k in layer_ids)):
+        return "entering" if family.signed == tuple(layer_ids) else "output"
     if layers is None:
         return family.ids_mean
     if max(layer_ids) == layers or layer_ids == [2, layers // 2, layers - 3]:

@@ -154,13 +154,14 @@ def _aux_ids(
         notes.append(f"no aux ids in the file: took the reference default {default} for {layers} layers")
         return default
     means = given or meaning(ids, layers, drafter.dialect)
-    if means == "unsaid" or (given is None and layers is None and drafter.top_ids is None and ids[0] not in (1, 2)):
+    told = given is not None or layers is not None or drafter.top_ids is not None or bool(drafter.dialect.signed)
+    if means == "unsaid" or (not told and ids[0] not in (1, 2)):
         raise UserError(
             f"it is not clear what the aux ids {ids} count",
             "id k is the stream entering layer k in vLLM, the output of layer k in SGLang: one layer apart",
             "give --target, or --aux-meaning entering|output",
         )
-    if given is None and layers is None and drafter.top_ids is None:
+    if not told:
         means = "output" if ids[0] == 1 else "entering"
     if means == "output":
         moved = [i + 1 for i in ids]

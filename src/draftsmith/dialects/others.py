@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draftsmith.check.dialect import SIGNED
 from draftsmith.dialects import vllm
 from draftsmith.dialects.checkpoint import (
     DTYPES,
@@ -80,6 +81,7 @@ def speculators_config(c: Checkpoint, dtype: str, extra: dict[str, Any] | None) 
         "draft_vocab_size": c.config.draft_vocab_size,
         "target_hidden_size": c.config.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": flat["eagle_aux_hidden_state_layer_ids"],
+        SIGNED: flat[SIGNED],
         **{s: flat[s] for s in SWITCHES},
         "embed_requires_grad": c.config.own_embedding,
         "tie_word_embeddings": False,
@@ -146,12 +148,17 @@ def refusals_eagle(c: Checkpoint) -> Refusals:
             f"the reference form writes none; readers take {default}",
         ),
         (k.num_aux_layers != 3, f"{k.num_aux_layers} aux layers", "the reference form has three"),
+        (
+            k.hidden_size != k.target_hidden_size,
+            "a drafter width other than the target's",
+            "the reference form writes one width for both",
+        ),
     ]
 
 
 def eagle_config(c: Checkpoint, dtype: str, extra: dict[str, Any] | None) -> dict[str, Any]:
     flat = _base(c, dtype, extra)
-    return {k: v for k, v in flat.items() if k not in (*TOP_ONLY, *SWITCHES, "target_hidden_size")}
+    return {k: v for k, v in flat.items() if k not in (*TOP_ONLY, *SWITCHES, SIGNED, "target_hidden_size")}
 
 
 NATIVE_NAMES: Callable[[str], str] = str

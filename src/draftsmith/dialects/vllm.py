@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftsmith.check.dialect import SIGNED
 from draftsmith.dialects.checkpoint import (
     DTYPES,
     Checkpoint,
@@ -69,6 +70,7 @@ def config_json(config: DrafterConfig, dtype: str, extra: dict[str, Any] | None 
         "target_hidden_size": config.target_hidden_size,
         "num_aux_hidden_states": config.num_aux_layers,
         "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
+        SIGNED: list(config.aux_layer_ids),
         "norm_before_residual": config.norms.norm_before_residual,
         "norm_before_fc": config.norms.norm_before_fc,
         "fc_norm": config.norms.fc_norm,
