@@ -139,6 +139,17 @@ def test_slower_only_in_a_large_batch_is_told_with_the_better_number() -> None:
     assert "at 1 at once " in cause.fix
 
 
+def test_a_running_server_beside_its_baseline_is_explained_as_well() -> None:
+    bench = made_bench(TINY, 3, SMOLLM2, [1, 8, 32])
+    expected = why_slower(bench)
+    for group in (bench["tokens_per_second"], bench["ways"]):
+        group["endpoint"] = group.pop("drafter")
+    del bench["ways"]["endpoint"]["server"]
+    bench["ways"]["endpoint"]["acceptance_per_position"] = SMOLLM2
+    assert why_slower(bench) == expected
+    assert next(iter(slower(bench))).evidence == expected[0]
+
+
 def test_a_drafter_that_pays_is_no_cause_and_old_figures_still_are() -> None:
     assert not list(slower(made_bench(MODEL, 3, RATES, [1, 8])))
     old = {

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from draftsmith.bench.cost import CostModel, Point, fit, tokens_per_step
+from draftsmith.bench.endpoint import ENDPOINT
 from draftsmith.errors import UserError
 
 MARGIN = 0.02
@@ -25,9 +26,14 @@ def best_of(rates: dict[int, float], plain: float | None) -> int:
     return min(k for k, rate in rates.items() if rate >= fastest * (1 - MARGIN))
 
 
+def lead_of(bench: dict[str, Any]) -> str:
+    """The way whose drafter is meant: `drafter`, or `endpoint` where a running server was measured."""
+    return "drafter" if "drafter" in (bench.get("tokens_per_second") or {}) else ENDPOINT
+
+
 def draft_tokens(bench: dict[str, Any]) -> int | None:
-    """The number of draft tokens that the way `drafter` was served with; None where bench.json does not say."""
-    way = (bench.get("ways") or {}).get("drafter") or {}
+    """The number of draft tokens that the drafter was served with; None where bench.json does not say."""
+    way = (bench.get("ways") or {}).get(lead_of(bench)) or {}
     given = ((way.get("server") or {}).get("speculative") or {}).get("num_speculative_tokens")
     return int(given) if given else len(way.get("acceptance_per_position") or []) or None
 
@@ -43,7 +49,7 @@ def points_of(bench: dict[str, Any]) -> list[Point]:
     ways = bench.get("ways") or {}
     for c, speed in ((ways.get("none") or {}).get("speed") or {}).items():
         add(c, 0, speed.get("tokens_per_second"), None)
-    k, drafter = draft_tokens(bench), ways.get("drafter") or {}
+    k, drafter = draft_tokens(bench), ways.get(lead_of(bench)) or {}
     for c, speed in (drafter.get("speed") or {}).items() if k else ():
         length = ((drafter.get("by_concurrency") or {}).get(c) or {}).get("acceptance_length")
         add(c, k or 0, speed.get("tokens_per_second"), length)
@@ -98,8 +104,8 @@ def why_slower(bench: dict[str, Any]) -> tuple[list[str], str]:
     What it would need to break even is measured: its tokens per step over its speed-up. What a step is spent on, and
     whether fewer draft tokens would pay, comes from the cost model, where the bench has points enough to fit it."""
     speeds = bench.get("tokens_per_second") or {}
-    plain, ours = speeds.get("none") or {}, speeds.get("drafter") or {}
-    by = ((bench.get("ways") or {}).get("drafter") or {}).get("by_concurrency") or {}
+    plain, ours = speeds.get("none") or {}, speeds.get(lead_of(bench)) or {}
+    by = ((bench.get("ways") or {}).get(lead_of(bench)) or {}).get("by_concurrency") or {}
     lines = []
     for c in plain:
         if not (plain.get(c) and ours.get(c)):

@@ -274,12 +274,12 @@ def slower(bench: dict[str, Any] | None) -> Iterator[Cause]:
     speeds, per_step = bench.get("tokens_per_second"), bench.get("tokens_per_target_step")
     if not isinstance(speeds, dict) or not isinstance(per_step, int | float) or per_step < 1.3:
         return
-    plain, ours = speeds.get("none") or {}, speeds.get("drafter") or {}
+    from draftsmith.bench.forecast import lead_of, why_slower
+
+    plain, ours = speeds.get("none") or {}, speeds.get(lead_of(bench)) or {}
     ratios = {c: ours[c] / plain[c] for c in plain if plain.get(c) and ours.get(c)}
     losing = [c for c, ratio in ratios.items() if ratio < SLOWER]
     if losing:
-        from draftsmith.bench.forecast import why_slower
-
         evidence, advice = why_slower(bench)
         where = "" if len(losing) == len(ratios) else f" at {', '.join(losing)} at once"
         yield Cause(
