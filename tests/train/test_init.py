@@ -93,6 +93,19 @@ def test_first_weights_are_a_function_of_the_seed(tiny_target):
         assert not torch.equal(a.fc.weight, c.fc.weight)
 
 
+def test_a_start_from_the_layer_takes_the_last_one(tiny_target):
+    from draftsmith.target.weights import layer_weights
+
+    model, _, taken = started(tiny_target, "layer")
+    layer = layer_weights(tiny_target, load_config(tiny_target)["num_hidden_layers"] - 1)
+    assert "lm_head" in taken and any(t.endswith("self_attn.q_proj.weight") for t in taken)
+    own = model.layers[0]
+    assert torch.equal(own.mlp.down_proj.weight, layer["mlp.down_proj.weight"].float())
+    assert torch.equal(own.self_attn.k_proj.weight[:, 64:], layer["self_attn.k_proj.weight"].float())
+    plain, _, _ = started(tiny_target, "target")
+    assert torch.equal(own.self_attn.k_proj.weight[:, :64], plain.layers[0].self_attn.k_proj.weight[:, :64])
+
+
 def test_the_teachers_head_gives_the_targets_own_logits(tiny_target):
     from transformers import AutoModelForCausalLM
 

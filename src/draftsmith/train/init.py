@@ -1,8 +1,8 @@
 """Where training starts: the drafter's shape taken from the target, and its first weights.
 
 `init: target` puts in what the target already knows: lm_head rows (times the target's final norm, scaled so that the
-logits of an average state have unit spread), and, where the shapes allow, the layer itself. `init: random` is the
-plain start to compare with (benchmarks/train_quality.py).
+logits of an average state have unit spread). `init: layer` also copies the target's last decoder layer where the shapes
+allow; `init: random` is the plain start. What a layer gains at equal steps: benchmarks/train_variants.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftsmith.drafter.model import Drafter
 from draftsmith.errors import UserError
 from draftsmith.recipe import DrafterSection
 from draftsmith.record import sha256_bytes
-from draftsmith.target.config import load_config, size_of, text_config
+from draftsmith.target.config import LAYERS, load_config, size_of, text_config
 from draftsmith.target.weights import head_rule, layer_weights, read_final_norm, read_lm_head
 from draftsmith.train.objective import TargetHead
 
@@ -170,7 +170,8 @@ def first_weights(
 ) -> list[str]:
     """Fill the drafter's weights; returns in words what came from the target.
 
-    kind: "target" or "random". embedding: the target's table, for a drafter that has its own of the same width."""
+    kind: "target", "layer" (the target's last decoder layer as well) or "random". embedding: the target's table, for a
+    drafter that has its own of the same width."""
     random_start(model, seed)
     notes: list[str] = []
     if kind == "random":
@@ -181,6 +182,10 @@ def first_weights(
         with torch.no_grad():
             model.embed_tokens.weight.copy_(embedding)
         notes.append("embed_tokens")
+    if kind == "layer":
+        last = size_of(text_config(load_config(folder)), LAYERS, str(folder)) - 1
+        taken = start_layer(model, {n: t.float() for n, t in layer_weights(folder, last).items()})
+        notes += [f"layer {last}: {name}" for name in taken]
     return notes
 
 
