@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -137,6 +138,21 @@ def test_the_gate_refuses(serve: Serve, tmp_path: Path) -> None:
     error = serve(str(drafter), target=target)
     assert "the gate refuses" in error.what and "form.aux_ids" in error.what and error.code == Exit.NO
     assert not (tmp_path / "serve" / "engine.log").exists(), "the engine was not started"
+
+
+def test_print_says_what_would_run_and_runs_nothing(environment: Path, tmp_path: Path) -> None:
+    target, drafter, log = tmp_path / "target", tmp_path / "a-eagle3", tmp_path / "serve" / "engine.log"
+    for folder in (target, drafter):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    words = ["serve", str(target), str(drafter), "--engine", str(environment), "--no-check", "--print", "--log", str(log)]
+    done = CliRunner().invoke(app, [*words, "--port", "8123", "--num-speculative-tokens", "5", "--arg=--seed=1"])
+    assert done.exit_code == 0, done.output
+    command = shlex.split(done.stdout)
+    spec = json.loads(command[command.index("--speculative-config") + 1])
+    assert spec == {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 5}
+    assert command[command.index("--port") + 1] == "8123" and "--seed=1" in command and str(target) in command
+    assert not log.exists(), "nothing was started"
 
 
 @pytest.mark.engine

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser
 
 from draftsmith.record import write_json, write_record
+from draftsmith.report.compare import compare
+from draftsmith.report.compare import render as side_by_side
 from draftsmith.report.page import render, write_page
 
 BENCH = {
@@ -151,6 +153,27 @@ def test_filters_answer_to_real_clicks_and_keys(page):
     assert page.value("document.querySelector('#only').getAttribute('aria-pressed')") == "true"
     page.click("#only")
     assert page.value(faded) == "1"
+
+
+def test_runs_are_compared_in_the_browser(browser, run_folder, tmp_path):
+    """The second run's acceptance is another: a click leaves what differs, the next one brings all back."""
+    other = write_run(tmp_path / "other")
+    bench = json.loads((other / "bench" / "bench.json").read_text())
+    bench["acceptance_per_position"][0] = 0.5
+    (other / "bench" / "bench.json").write_text(json.dumps(bench))
+    page = tmp_path / "compare.html"
+    page.write_text(side_by_side(compare([run_folder, other])), encoding="utf-8")
+    browser.open(page)
+    every = "document.querySelectorAll('tr[data-row]').length"
+    left = "[...document.querySelectorAll('tr[data-row]:not(.hidden)')].map(r => r.dataset.row)"
+    assert cells(browser, '[data-row="acceptance_0"]')[1:] == ["0.341", "0.500"]
+    count = browser.value(every)
+    assert browser.value(f"{left}.length") == count > 5
+    browser.click("#only")
+    assert browser.value(left) == ["acceptance_0"]
+    browser.click("#only")
+    assert browser.value(f"{left}.length") == count
+    assert browser.value("document.querySelectorAll('.chart .main-svg').length") > 0
 
 
 def test_a_phone_can_read_it(browser, run_folder, tmp_path):
