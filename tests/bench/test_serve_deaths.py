@@ -145,7 +145,17 @@ def test_print_says_what_would_run_and_runs_nothing(environment: Path, tmp_path:
     for folder in (target, drafter):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
-    words = ["serve", str(target), str(drafter), "--engine", str(environment), "--no-check", "--print", "--log", str(log)]
+    words = [
+        "serve",
+        str(target),
+        str(drafter),
+        "--engine",
+        str(environment),
+        "--no-check",
+        "--print",
+        "--log",
+        str(log),
+    ]
     done = CliRunner().invoke(app, [*words, "--port", "8123", "--num-speculative-tokens", "5", "--arg=--seed=1"])
     assert done.exit_code == 0, done.output
     command = shlex.split(done.stdout)
