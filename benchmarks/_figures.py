@@ -20,7 +20,7 @@ def commit() -> str | None:
     try:
         done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return None  # a bare GPU host has no git
+        return os.environ.get("COMMIT")  # a bare GPU host has no git
     return done.stdout.strip() or os.environ.get("COMMIT")  # a copy of the tree on a GPU host has no history
 
 
