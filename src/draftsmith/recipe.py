@@ -144,8 +144,10 @@ class TrainSection(_Section):
     """How the drafter is trained."""
 
     from_: str | None = Field(None, alias="from", description="existing drafter (any dialect) to start from")
-    init: Literal["target", "random"] = Field(
-        "target", description="start norms, lm_head rows and, where shapes allow, the layer from the target's"
+    init: Literal["target", "layer", "random"] = Field(
+        "target",
+        description="where training starts: target = lm_head rows from the target's; layer = its last decoder layer as well, "
+        "where shapes allow",
     )
     ttt_steps: int = Field(3, gt=0, le=16, description="draft steps unrolled in training (K)")
     warm_fraction: float = Field(0.5, ge=0, lt=1, description="share of the steps trained with K = 1 first")
