@@ -103,11 +103,13 @@ def target_normed(batch: StepBatch, plan: Plan, head: TargetHead | None, out: Te
 
 @dataclass
 class LossInputs:
-    """What the pass reads: states [K*R, H] before the final norm, or after it (`normed`, with norm_output)."""
+    """What the pass reads: states [K*R, H] before the final norm, or after it (`normed`, with norm_output); teacher
+    logits [M, D], or probabilities and their entropy [M] (ops.settle)."""
 
     states: Tensor
     normed: Tensor | None
     teacher: Tensor
+    entropy: Tensor | None
     goal: Tensor
     weight: Tensor
 
@@ -131,6 +133,7 @@ def loss_pass(
     [3, K*R], lm_head_grad (added to with `accumulate`), and adds to norm_grad [H]."""
     D, H = lm_head.shape
     kept = {"dtype": lm_head.dtype}
+    settled = () if x.entropy is None else (x.entropy,)
     beta = 1 if accumulate else 0
     for part in chunks(len(plan.slot), chunk_bytes // (D * lm_head.element_size())):
         mark = arena.mark()
@@ -145,7 +148,7 @@ def loss_pass(
             hidden = x.normed[part] if index is None else x.normed[index]
         logits = torch.mm(hidden, lm_head.t(), out=arena.take(n, D, **kept))
         at = torch.arange(part.start, part.stop, device=logits.device) if index is None else index
-        ops.soft_ce(logits, x.teacher, plan.slot[part], x.goal[part], x.weight[part], figures, at)
+        ops.soft_ce(logits, x.teacher, plan.slot[part], x.goal[part], x.weight[part], figures, at, *settled)
         lm_head_grad.addmm_(logits.t(), hidden, beta=beta)
         beta = 1
         if x.normed is None:

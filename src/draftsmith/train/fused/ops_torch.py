@@ -177,7 +177,7 @@ def add_kv(dk: Tensor, dv: Tensor, into: Tensor, keep: bool) -> None:
     """into [T, 2*m*d] (float32 or better) = (keep: itself +) [dk | dv], each [T, m, d]."""
     half = into.shape[1] // 2
     for part, grad in ((into[:, :half], dk), (into[:, half:], dv)):
-        part.copy_(part + grad.reshape(part.shape) if keep else grad.reshape(part.shape))
+        (part.add_ if keep else part.copy_)(grad.reshape(part.shape))
 
 
 def shift_sum(dq: Tensor, dkv: Tensor, out: Tensor, plan: Plan) -> None:
@@ -197,27 +197,51 @@ def shift_sum(dq: Tensor, dkv: Tensor, out: Tensor, plan: Plan) -> None:
     out.copy_(total)
 
 
+def settle(teacher: Tensor) -> Tensor | None:
+    """Teacher logits [M, D] become probabilities in place, once for all steps that use a row; returns their entropies
+    [M]. Where the buffer is too narrow for that, nothing is done and None returned: soft_ce then does it."""
+    if teacher.dtype not in (torch.float32, torch.float64):
+        return None
+    entropy = teacher.new_empty(len(teacher))
+    for part, into in zip(teacher.split(ROWS), entropy.split(ROWS), strict=True):
+        log_p = torch.log_softmax(part, -1)
+        torch.exp(log_p, out=part)
+        into.copy_(log_p.mul_(part).sum(-1).neg_())
+    return entropy
+
+
 def soft_ce(
-    logits: Tensor, teacher: Tensor, slot: Tensor, goal: Tensor, weight: Tensor, figures: Tensor, at: Tensor
+    logits: Tensor,
+    teacher: Tensor,
+    slot: Tensor,
+    goal: Tensor,
+    weight: Tensor,
+    figures: Tensor,
+    at: Tensor,
+    entropy: Tensor | None = None,
 ) -> None:
     """Cross-entropy of softmax(logits) under softmax(teacher[slot]); logits [c, D] becomes its gradient times weight.
 
     weight [c]: 0 = the row does not count. figures [3, K*R] gets cross-entropy, teacher entropy and "first choice is
-    goal" of each counting row at `at` [c]."""
+    goal" of each counting row at `at` [c]. entropy [M]: what `settle` returned, if teacher holds probabilities."""
     for i in range(0, len(slot), ROWS):
         part = slice(i, i + ROWS)
         kept, where, live = logits[part], at[part], weight[part] != 0
-        t = torch.log_softmax(_wide(teacher.index_select(0, slot[part])), -1)
-        p = t.exp()
-        entropy = t.mul_(p).sum(-1)
+        p = teacher.index_select(0, slot[part])
+        if entropy is None:
+            t = torch.log_softmax(_wide(p), -1)
+            p = t.exp()
+            disorder = -t.mul_(p).sum(-1)
+        else:
+            disorder = entropy[slot[part].long()]
         wide = _wide(kept)
         # in place where the buffer is wide enough: _wide gives the buffer itself then
         log_q = torch.log_softmax(wide, -1, out=wide) if wide is kept else wide.log_softmax(-1)
-        ce = torch.mul(p, log_q, out=t).sum(-1)
+        ce = -torch.linalg.vecdot(p, log_q)
         choice = goal[part].long()
         # no argmax (torch's is slow on a CPU): the goal is the first choice if nothing is larger
         first = log_q.gather(1, choice.clamp_min(0)[:, None])[:, 0] >= log_q.amax(-1)
-        for row, value in enumerate((-ce * live, -entropy * live, first & (choice >= 0) & live)):
+        for row, value in enumerate((ce * live, disorder * live, first & (choice >= 0) & live)):
             figures[row, where] = value.to(figures.dtype)
         grad = log_q.exp_().sub_(p).mul_(_wide(weight[part])[:, None])
         if grad is not kept:

@@ -83,7 +83,7 @@ class FusedStep:
         self.Nq, self.Nkv, self.F = self.n * self.d, 2 * self.m * self.d, c.intermediate_size
         self.scale, self.eps = self.d**-0.5, c.rms_norm_eps
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.ops = ops_for(self.device)
+        self.ops = ops_for(self.device, self.dtype)
         self.arena = Arena(self.device)
         self.draft_index = draft_index(t2d.cpu())
         self._rope = Rope(c.rope, self.d)
@@ -186,6 +186,7 @@ class FusedStep:
             states=kept.y,
             normed=kept.fed if self.config.norms.norm_output else None,
             teacher=teacher,
+            entropy=self.ops.settle(teacher),
             goal=goal,
             weight=weight,
         )
