@@ -434,6 +434,13 @@ def trained_on_with_a_few_rows(case: Case) -> list[str]:
     return []
 
 
+@fault("context.length")
+def made_for_shorter_texts(case: Case) -> list[str]:
+    """A drafter whose positions end before the answers do: in its config, and in the contract where there is one."""
+    case.config["max_position_embeddings"] = case.rng.choice([64, 96, 128, 192])
+    return [f"{case.config['max_position_embeddings']} tokens"]
+
+
 # --- the engine
 
 

@@ -228,6 +228,7 @@ def matching(case: Case, contract: Contract) -> Contract:
         "rope": rope,
         "draft_vocab_size": c["draft_vocab_size"],
         "vocab_map_hash": None,
+        "trained_length": min(contract.trained_length or 1 << 20, c["max_position_embeddings"]),
     }
     if "d2t" in case.tensors and "t2d" in case.tensors:
         changes["vocab_map_hash"] = VocabMap(case.tensors["d2t"].numpy(), case.tensors["t2d"].numpy()).hash()

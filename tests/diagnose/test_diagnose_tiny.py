@@ -20,7 +20,7 @@ from draftsmith.contract import Contract
 from draftsmith.diagnose.rank import apply, diagnose
 from draftsmith.diagnose.replay import Replayer, Score, acceptance
 from draftsmith.diagnose.subject import Sampler, SampleRow, Subject
-from draftsmith.diagnose.weak import rope_unlike
+from draftsmith.diagnose.weak import past_its_positions, rope_unlike
 from draftsmith.dialects import foreign, vllm
 from draftsmith.dialects.checkpoint import Checkpoint
 from draftsmith.extract.codecs import make_codec
@@ -147,6 +147,23 @@ def test_a_rope_that_drafts_better_than_the_targets_was_trained(spoilt: Callable
     told = list(rope_unlike(subject, replay, Score(base.nll - 5.0, base.row)))
     assert told == [], "with the target's rope it would draft far worse than it does"
     assert [c.id for c in rope_unlike(subject, replay, base)] == ["rope"]
+
+
+@pytest.mark.parametrize(("positions", "trained", "told"), [(512, None, 0), (40, None, 1), (512, 40, 1), (78, None, 0)])
+def test_answers_past_what_the_drafter_was_made_for(
+    spoilt: Callable[..., Subject], positions: int, trained: int | None, told: int
+) -> None:
+    def shorter(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        config["max_position_embeddings"] = positions
+
+    subject = spoilt(shorter)
+    if trained:
+        subject.contract = Contract(target=target_facts(subject.target), trained_length=trained)
+    subject.answer_spans = [(20, 80)] * 9
+    found = list(past_its_positions(subject))
+    assert len(found) == told
+    if told:
+        assert found[0].cause.startswith("67% of the answers' tokens lie beyond the 40 tokens")
 
 
 def test_states_of_another_layer_are_named(spoilt: Callable[..., Subject], tmp_path: Path) -> None:

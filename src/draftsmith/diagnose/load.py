@@ -125,6 +125,7 @@ def load_subject(
         contract=contract,
         facts=facts,
         answer_tokens=sum(len(r.token_ids) - r.boundary for r in every),
+        answer_spans=[(r.boundary, len(r.token_ids)) for r in every],
         states_folder=states,
         run_folder=run,
         train_rows=sampler.rows(_spread(trained, train_sample), train_sample, max_tokens),

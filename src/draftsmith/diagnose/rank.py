@@ -150,6 +150,8 @@ def diagnose(subject: Subject, ui: Ui) -> dict[str, Any]:
     causes += signals.slower(subject.bench)
     if not any(c.id == "rope" for c in causes):
         causes += weak.rope_unlike(subject, Replayer(subject.rows), base)
+    if not any(c.id == "context.length" for c in causes):
+        causes += weak.past_its_positions(subject)
     causes.sort(key=lambda c: -c.score)
     return {
         "acceptance": measured.as_dict(),

@@ -107,6 +107,8 @@ class Subject:
     facts: EngineFacts | None = None
     answer_tokens: int = 0
     """All that was captured; 0 = not known."""
+    answer_spans: list[tuple[int, int]] = field(default_factory=list)
+    """(boundary, length) of every captured row, tokens."""
     notes: list[str] = field(default_factory=list)
 
     def setup(self) -> Setup:

@@ -17,6 +17,31 @@ WEAK = 0.01
 """Score under that of any measured gain (rank.MIN_GAIN)."""
 
 
+BEYOND = 0.05
+"""Share of the answers' tokens past the drafter's positions from which it is worth a word."""
+
+
+def past_its_positions(subject: Subject) -> Iterator[Cause]:
+    """Answers longer than what the drafter's files say of it: the length it was trained at, or its table of positions.
+    Releases before 0.28 read past that table; later ones raise it, and what was not trained stays untrained."""
+    known = {"max_position_embeddings": subject.checkpoint.config.max_position_embeddings}
+    if subject.contract is not None and subject.contract.trained_length:
+        known["the contract's trained_length"] = subject.contract.trained_length
+    said, limit = min(known.items(), key=lambda kv: kv[1])
+    total = sum(end - start for start, end in subject.answer_spans)
+    past = sum(max(end - max(start, limit), 0) for start, end in subject.answer_spans)
+    if total and past >= BEYOND * total:
+        yield Cause(
+            "context.length",
+            f"{past / total:.0%} of the answers' tokens lie beyond the {limit:,} tokens that the drafter was made for",
+            WEAK,
+            [
+                f"{said} is {limit:,}; the longest captured row has {max(end for _, end in subject.answer_spans):,} tokens"
+            ],
+            "train on rows as long as those that are served; rope scaling alone does not teach long context",
+        )
+
+
 def rope_unlike(subject: Subject, whole: Replayer, base: Score) -> Iterator[Cause]:
     """A rope that is not the target's, where replay does not speak for it: short texts hardly show one (linear scaling by
     32 costs a drafter of SmolLM2 0.01 nats at 112 tokens), while trainers give a drafter its target's."""
