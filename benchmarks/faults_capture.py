@@ -2,11 +2,15 @@
 
 Three stub servers stand behind proxies that spoil 20 % of all answers (429, 500, resets in mid-body, 60 s stalls,
 truncated JSON, another's ids); two of the three servers are killed in turn and come back; capture itself is killed with
-SIGKILL at 20 random moments. Every row is then compared with what the deterministic stub says for that prompt and seed.
-The second part captures a million prompts and reads the peak anonymous memory of the capturing process. There the stub
-answers inside that process (its memory is counted too); with --wire it stands behind a socket, which takes much longer.
+SIGKILL at 20 random moments, all within the run: some while it starts, the others after a random number of new rows.
+Every row is then compared with what the deterministic stub says for that prompt and seed. The second part captures a
+million prompts and reads the peak anonymous memory of the capturing process. There the stub answers inside that process
+(its memory is counted too); with --wire it stands behind a socket, which takes much longer.
 
     python benchmarks/faults_capture.py [--prompts 2000] [--kills 20] [--million 1000000] [--wire]
+
+With --work FOLDER --stop-after SECONDS the second part is killed after so long and goes on at the next call; the peak is
+that of all its processes.
 """
 
 from __future__ import annotations
@@ -161,13 +165,15 @@ def faults(work: Path, tokenizer: Path, count: int, kills: int) -> dict[str, Any
         while True:
             before, process = count_rows(rows) if rows.exists() else 0, start(arguments)
             if log["capture killed"] < kills:
-                target = before + rng.randrange(1, max(2, samples * count // (kills + 4)))
-                deadline = time.monotonic() + 60
+                # Half of what is left, shared by the kills to come, so that none of them falls behind the end.
+                share = (samples * count - before) // (2 * (kills - log["capture killed"]))
+                target = before + rng.randrange(1, max(2, 2 * share))
+                deadline = time.monotonic() + (120 if rng.random() < 0.75 else 3 * rng.random())
                 while process.poll() is None and time.monotonic() < deadline:
                     if rows.exists() and count_rows(rows) >= target:
+                        time.sleep(rng.random() * 0.1)
                         break
-                    time.sleep(0.01)
-                time.sleep(rng.random() * 0.5)
+                    time.sleep(0.02)
                 process.send_signal(signal.SIGKILL)
                 log["capture killed"] += process.wait() == -signal.SIGKILL
             else:
@@ -184,8 +190,12 @@ def faults(work: Path, tokenizer: Path, count: int, kills: int) -> dict[str, Any
     return {"units": count * samples, **found, **log, "injected": dict(injected)}
 
 
-def million(work: Path, tokenizer: Path, count: int, wire: bool) -> dict[str, Any]:
-    prompts = write_prompts(work / "million.jsonl", count)
+def million(work: Path, tokenizer: Path, count: int, wire: bool, stop_after: float) -> dict[str, Any]:
+    """The figures; with "exit" None where the time was over before the end."""
+    prompts, so_far = work / "million.jsonl", work / "so_far.json"
+    if not prompts.exists():
+        write_prompts(prompts, count)
+    past = json.loads(so_far.read_text()) if so_far.exists() else {"peak": 0, "seconds": 0.0, "processes": 0}
     server = StubProcess(tokenizer) if wire else None
     arguments = {
         "prompts": str(prompts),
@@ -200,23 +210,28 @@ def million(work: Path, tokenizer: Path, count: int, wire: bool) -> dict[str, An
     started = time.monotonic()
     inside = INSIDE.format(tests=str(TESTS / "capture"), tokenizer=str(tokenizer))
     process = start(arguments, "" if wire else inside)
-    peak, watched = 0, psutil.Process(process.pid)
+    peak, watched = past["peak"], psutil.Process(process.pid)
     while process.poll() is None:
         try:
             memory = watched.memory_info()
             peak = max(peak, memory.rss - memory.shared)  # anonymous: what is mapped from files is not counted
         except psutil.NoSuchProcess:
             break
+        if time.monotonic() - started > stop_after:
+            process.kill()
+            process.wait()
         time.sleep(0.2)
     if server:
         server.kill()
-    seconds = time.monotonic() - started
+    seconds = past["seconds"] + time.monotonic() - started
+    so_far.write_text(json.dumps({"peak": peak, "seconds": seconds, "processes": past["processes"] + 1}))
     stored = count_rows(work / "million")
     return {
         "prompts": count,
         "stub": "behind a socket" if wire else "inside the process",
         "rows": stored,
-        "exit": process.returncode,
+        "exit": None if process.returncode == -signal.SIGKILL else process.returncode,
+        "processes": past["processes"] + 1,
         "peak_anonymous_mb": round(peak / 1e6, 1),
         "seconds": round(seconds),
         "rows_per_second": round(stored / seconds),
@@ -235,18 +250,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--wire", action="store_true")
+    parser.add_argument("--work", type=Path, help="folder to go on in (the second part); none = a temporary one")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds (the second part)")
     given = parser.parse_args()
     parts = {r["part"]: r for r in kept_rows()}
     with tempfile.TemporaryDirectory() as tmp:
-        work = Path(tmp)
+        work = given.work or Path(tmp)
+        work.mkdir(parents=True, exist_ok=True)
         tokenizer = work / "tokenizer"
-        write_byte_tokenizer(tokenizer)
+        if not tokenizer.exists():
+            write_byte_tokenizer(tokenizer)
         if given.prompts:
             parts["faults"] = {"part": "faults", **faults(work, tokenizer, given.prompts, given.kills)}
             print(json.dumps(parts["faults"]), flush=True)
         if given.million:
-            parts["million"] = {"part": "million", **million(work, tokenizer, given.million, given.wire)}
-            print(json.dumps(parts["million"]), flush=True)
+            found = million(work, tokenizer, given.million, given.wire, given.stop_after)
+            print(json.dumps(found), flush=True)
+            if found["exit"] is None:
+                raise SystemExit(f"killed after {given.stop_after:.0f} s; the same call goes on")
+            parts["million"] = {"part": "million", **found}
     if "faults" not in parts:
         raise SystemExit("measure the faults too: nothing was written")
     first, second = parts["faults"], parts.get("million")

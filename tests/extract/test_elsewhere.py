@@ -9,36 +9,18 @@ import torch
 from typer.testing import CliRunner
 
 from draftsmith.cli.main import app
-from draftsmith.contract import Contract, TargetFacts
 from draftsmith.errors import UserError
 from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.elsewhere import copy_store
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateStore, StateWriter
+from made_states import facts, states_of
 
-G = 16
-FACTS = Contract(
-    target=TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="L",
-        model_type="l",
-        outer_model_type="l",
-        hidden_size=G,
-        num_layers=9,
-        vocab_size=99,
-    ),
-    aux_layer_ids=[1, 3, 5],
-    final_state="pre_norm",
-)
+FACTS = facts()
 
 
 def states(n: int) -> States:
-    g = torch.Generator().manual_seed(n)
-    length = 8 + n
-    aux, final = torch.randn(length, 3, G, generator=g), torch.randn(length - 3, G, generator=g)
-    ids, tops = torch.randint(99, (length,), generator=g), torch.randint(99, (length - 3,), generator=g)
-    return States(ids, 4, aux.bfloat16(), 3, final.bfloat16(), tops)
+    return states_of(8 + n, 4, n)
 
 
 @pytest.fixture(params=["bf16", "fp8"])

@@ -8,44 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftsmith.contract import Contract, TargetFacts
+from draftsmith.contract import Contract
 from draftsmith.errors import UserError
 from draftsmith.extract import shard
 from draftsmith.extract.codecs import FP8, dequantize, make_codec, topk_of_logits
 from draftsmith.extract.shard import HEADER_ROOM
 from draftsmith.extract.states import States, TopK
 from draftsmith.extract.store import StateStore, StateWriter, drop
+from made_states import facts, states_of
 
 G, A = 16, 3
 
 
 def contract(hidden: int = G, aux: int = A) -> Contract:
-    facts = TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        outer_model_type="llama",
-        hidden_size=hidden,
-        num_layers=8,
-        vocab_size=100,
-    )
-    return Contract(target=facts, aux_layer_ids=list(range(aux)), final_state="pre_norm")
+    return facts(hidden, range(aux), layers=8)
 
 
 def row(seed: int, hidden: int = G, argmax: bool = True) -> States:
-    g = torch.Generator().manual_seed(seed)
-    T = int(torch.randint(3, 30, (1,), generator=g))
-    boundary = max(1, T // 2)
-    M = T - (boundary - 1)
-    return States(
-        token_ids=torch.randint(0, 100, (T,), generator=g),
-        boundary=boundary,
-        aux=torch.randn(T, A, hidden, generator=g).bfloat16(),
-        final_start=boundary - 1,
-        final=torch.randn(M, hidden, generator=g).bfloat16(),
-        argmax=torch.randint(0, 100, (M,), generator=g) if argmax else None,
-    )
+    tokens = 3 + 7 * seed % 27
+    return states_of(tokens, max(1, tokens // 2), seed, hidden=hidden, argmax=argmax)
 
 
 def write(folder: Path, rows: range, **kwargs: int) -> None:

@@ -3,39 +3,27 @@
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
 
-from draftsmith.contract import Contract, TargetFacts
+import made_states
 from draftsmith.errors import UserError
 from draftsmith.extract.buffer import FileRing, MemoryBuffer
 from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.engines import ATTEMPTS, Engine
 from draftsmith.extract.feed import Feed, FeedFigures
 from draftsmith.extract.rows import Item
-from draftsmith.extract.states import States
 from draftsmith.extract.store import StateStore, StateWriter
 from draftsmith.extract.streamed import StreamedStates
 from draftsmith.ui import QuietUi
+from made_states import G, facts
 
-A, G = 3, 16
-FACTS = Contract(
-    target=TargetFacts(
-        name="t",
-        config_hash="0" * 64,
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        outer_model_type="llama",
-        hidden_size=G,
-        num_layers=6,
-        vocab_size=99,
-    ),
-    aux_layer_ids=[1, 3, 5],
-    final_state="pre_norm",
-)
+A = 3
+FACTS = facts(layers=6)
 
 
 def some_items(count, low=6, high=30):
@@ -46,12 +34,8 @@ def some_items(count, low=6, high=30):
 
 def states_of(item):
     """What any engine says of a row: a function of its tokens alone."""
-    gen = torch.Generator().manual_seed(int(item.token_ids.sum()) + 1000 * item.tokens)
-    n = item.tokens
-    aux = torch.randn(n, A, G, generator=gen).bfloat16()
-    final = torch.randn(n - 3, G, generator=gen).bfloat16()
-    ids = torch.as_tensor(item.token_ids).long()
-    return States(ids, 4, aux, 3, final, torch.randint(99, (n - 3,), generator=gen))
+    made = made_states.states_of(item.tokens, 4, int(item.token_ids.sum()) + 1000 * item.tokens)
+    return replace(made, token_ids=torch.as_tensor(item.token_ids).long())
 
 
 def packs_of(items, size=3):

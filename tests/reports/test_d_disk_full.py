@@ -15,29 +15,15 @@ import torch
 
 from draftsmith.capture.rows import Row, RowWriter, iter_rows, verify_rows
 from draftsmith.cli import main as cli
-from draftsmith.contract import Contract, TargetFacts
 from draftsmith.errors import Exit
 from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateStore, StateWriter
 from draftsmith.record import read_json, write_json
 from draftsmith.tensor_file import write_tensors
+from made_states import facts, states_of
 
-G = 64
-FACTS = Contract(
-    target=TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="L",
-        model_type="l",
-        outer_model_type="l",
-        hidden_size=G,
-        num_layers=9,
-        vocab_size=99,
-    ),
-    aux_layer_ids=[1, 3, 5],
-    final_state="pre_norm",
-)
+FACTS = facts(64)
 
 
 @contextmanager
@@ -52,10 +38,7 @@ def files_end_at(size: int) -> Iterator[None]:
 
 
 def states(n: int) -> States:
-    g = torch.Generator().manual_seed(n)
-    aux, final = torch.randn(20, 3, G, generator=g).bfloat16(), torch.randn(17, G, generator=g).bfloat16()
-    ids = torch.randint(99, (20,), generator=g)
-    return States(ids, 4, aux, 3, final, torch.randint(99, (17,), generator=g))
+    return states_of(20, 4, n, hidden=64)
 
 
 def a_row(i: int, text: str = "answer") -> Row:

@@ -5,27 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftsmith.contract import Contract, TargetFacts
+from draftsmith.contract import Contract
 from draftsmith.errors import UserError
 from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.source import finite
 from draftsmith.extract.stage import _require_few_nan
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateWriter
+from made_states import facts
 
 
 def contract() -> Contract:
-    facts = TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="L",
-        model_type="l",
-        outer_model_type="l",
-        hidden_size=8,
-        num_layers=4,
-        vocab_size=9,
-    )
-    return Contract(target=facts, aux_layer_ids=[0, 1, 2], final_state="pre_norm")
+    return facts(8, (0, 1, 2), layers=4, vocab=9)
 
 
 def states(tokens: int = 5, aux: tuple[int, ...] | None = None) -> States:

@@ -5,48 +5,21 @@ from types import SimpleNamespace
 import torch
 from tiny_drafters import G, V, tiny_config
 
-from draftsmith.contract import Contract, TargetFacts
+from made_states import facts, states_of
 
 
 def contract(config=None):
     config = config or tiny_config()
-    return Contract(
-        target=TargetFacts(
-            name="tiny",
-            config_hash="0" * 64,
-            architecture="LlamaForCausalLM",
-            model_type="llama",
-            outer_model_type="llama",
-            hidden_size=G,
-            num_layers=6,
-            vocab_size=V,
-        ),
-        aux_layer_ids=config.aux_layer_ids,
-        final_state="pre_norm",
-        draft_vocab_size=config.draft_vocab_size,
-    )
+    return facts(G, config.aux_layer_ids, layers=6, vocab=V, draft_vocab_size=config.draft_vocab_size)
 
 
 def states(length, boundary, seed, config=None, head=None):
-    """Random states; `head` makes the argmax the one of the final states over its draft rows (ids 0…D-1)."""
-    config = config or tiny_config()
-    gen = torch.Generator().manual_seed(seed)
-    aux = torch.randn(length, config.num_aux_layers, config.target_hidden_size, generator=gen).bfloat16()
-    start = max(boundary - 1, 0)
-    final = torch.randn(length - start, config.target_hidden_size, generator=gen).bfloat16()
-    choice = torch.randint(config.vocab_size, (length - start,), generator=gen)
-    if head is not None:
-        choice = head(final.float())
-    return SimpleNamespace(
-        token_ids=torch.randint(config.vocab_size, (length,), generator=gen),
-        boundary=boundary,
-        aux=aux,
-        final_start=start,
-        final=final,
-        argmax=choice,
-        topk=None,
-        tokens=length,
+    """Random states, to be changed; `head` makes the argmax the one of the final states over its draft rows (ids 0…D-1)."""
+    c = config or tiny_config()
+    made = states_of(
+        length, boundary, seed, hidden=c.target_hidden_size, aux=c.num_aux_layers, vocab=c.vocab_size, head=head
     )
+    return SimpleNamespace(**vars(made), tokens=length)
 
 
 class FakeStore:
