@@ -67,13 +67,6 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     logs = work / "logs"
     logs.mkdir(exist_ok=True)
-    if not run(
-        "states",
-        ["quality_states.py", "make", str(given.bundle), str(run_folder), "--target", str(given.target)],
-        logs,
-        120,
-    ):
-        sys.exit(1)
     gpus = given.gpus.split(",")
     training = ["train_variants.py", str(run_folder), "--work", str(work), "--steps", str(given.steps),
                 "--lr", given.lr, "--warm", given.warm]  # fmt: skip
@@ -82,6 +75,8 @@ def main() -> None:
     common = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "DEADLINE": str(deadline - 5),
               "TORCHINDUCTOR_COMPILE_THREADS": "4"}  # fmt: skip
     jobs: dict[str, subprocess.Popen[bytes]] = {}
+    made = work / "made"
+    made.unlink(missing_ok=True)
     for peer in given.peers.split(",") if given.peers else []:
         for n, tries in enumerate(SWEEPS[peer]):
             words = [
@@ -94,8 +89,15 @@ def main() -> None:
                 "--steps",
                 str(given.steps),
             ]
-            here = {"CUDA_VISIBLE_DEVICES": gpus[-1], "MASTER_PORT": str(29700 + len(jobs))}
+            here = {"CUDA_VISIBLE_DEVICES": gpus[-1], "MASTER_PORT": str(29700 + len(jobs)), "WAIT": str(made)}
             jobs[f"{peer}-{n}"] = start(f"{peer}-{n}", [*words, "--tries", tries], logs, common | here)
+    make = ["quality_states.py", "make", str(given.bundle), str(run_folder), "--target", str(given.target)]
+    if not run("states", make, logs, 120):
+        for process in jobs.values():
+            process.kill()
+        keep(work, logs, out, began)
+        sys.exit(1)
+    made.touch()
     for variant in VARIANTS:
         words = [*training, "--seeds", str(given.seeds), "--variants", variant, "--train-only"]
         jobs[variant] = start(variant, words, logs, common | {"CUDA_VISIBLE_DEVICES": gpus[0]})

@@ -259,6 +259,18 @@ def attempt(peer: str, data: Data, lr: str, seed: int, steps: int, work: Path) -
     return found
 
 
+def ready(peer: str, run: Path) -> None:
+    """The peer's slow imports while the states are being made (WAIT in the environment: until this file is there)."""
+    if peer == "specforge":
+        import specforge.algorithms.eagle3.model
+        import specforge.training.controller  # noqa: F401
+    else:
+        stand_in_for_datasets()
+        import speculators.train.cli  # noqa: F401
+    while "WAIT" in os.environ and not Path(os.environ["WAIT"]).exists():
+        time.sleep(0.3)
+
+
 def train(peer: str, data: Data, tries: str, steps: int, work: Path) -> None:
     """The tries in their order, while time lasts (DEADLINE in the environment)."""
     deadline = float(os.environ.get("DEADLINE", "inf"))
@@ -421,6 +433,8 @@ def main() -> None:
     if given.way == "serve":
         serve(given.drafters, given.target, given.engine, given.work)
         return
+    if given.way == "train":
+        ready(given.peer, given.run)
     data = Data(given.run.resolve(), given.work)
     if given.way == "compare":
         compare(data, given.work, given.pack)
