@@ -44,6 +44,25 @@ def test_overrides_lie_over_the_file(tmp_path):
     assert load_recipe(path, {"train.seed": 7}).train.seed == 7
 
 
+@pytest.mark.parametrize("key", ["name.x", "target.model.x", "capture.prompts.x"])
+def test_an_override_below_a_value_is_refused(tmp_path, key):
+    path = tmp_path / "r.yaml"
+    path.write_text("name: a\ntarget: {model: m}\ncapture: {prompts: [p]}\n")
+    with pytest.raises(UserError, match="not a section") as e:
+        load_recipe(path, {key: 1})
+    assert "recipe --keys" in e.value.fix
+
+
+def test_a_heading_with_nothing_below_it_takes_its_defaults(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("target: {model: m}\ncapture: {prompts: [p]}\nvocab:\n  # size: 100\ntrain:\n")
+    assert load_recipe(path).vocab.size == 8192
+    assert load_recipe(path, {"train.seed": 3}).train.seed == 3
+    path.write_text("target:\ncapture: {prompts: [p]}\n")
+    with pytest.raises(UserError, match="target is missing"):
+        load_recipe(path)
+
+
 @pytest.mark.parametrize("text", ["[1, 2", "- a\n", "just text"])
 def test_broken_yaml(tmp_path, text):
     path = tmp_path / "r.yaml"
@@ -62,7 +81,7 @@ def test_packaged_recipes_are_valid():
 
     import yaml
 
-    for name in ("demo", "quick"):
+    for name in ("demo", "quick", "first", "gemma3"):
         text = (files("draftsmith") / "recipes" / f"{name}.yaml").read_text()
         assert parse_recipe(yaml.safe_load(text), name).name == name
     assert STAGES[0] == "capture" and STAGES[-1] == "report"

@@ -127,17 +127,19 @@ class ExtractSection(_Section):
 class DrafterSection(_Section):
     """The drafter's shape; a size that is not given is taken from the target."""
 
-    form: Literal["llama", "mla"] = "llama"
-    hidden_size: int | None = Field(None, gt=0)
-    num_attention_heads: int | None = Field(None, gt=0)
-    num_key_value_heads: int | None = Field(None, gt=0)
-    head_dim: int | None = Field(None, gt=0)
-    intermediate_size: int | None = Field(None, gt=0)
+    form: Literal["llama", "mla"] = Field(
+        "llama", description="attention of its layer: llama (every engine has it) or mla (DeepSeek's, vLLM has it)"
+    )
+    hidden_size: int | None = Field(None, gt=0, description="width of its layer")
+    num_attention_heads: int | None = Field(None, gt=0, description="query heads")
+    num_key_value_heads: int | None = Field(None, gt=0, description="key and value heads")
+    head_dim: int | None = Field(None, gt=0, description="size of a head")
+    intermediate_size: int | None = Field(None, gt=0, description="width of its MLP")
     rope: dict[str, Any] | None = Field(None, description="rope parameters; none = the target's")
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
+    norm_before_residual: bool = Field(False, description="take the residual after the state's norm, not before it")
+    norm_before_fc: bool = Field(False, description="one norm over the joined aux streams before fc")
+    fc_norm: bool = Field(False, description="a norm of its own for each aux stream before fc")
+    norm_output: bool = Field(False, description="hand the state after the final norm to the next draft step")
 
 
 class TrainSection(_Section):
@@ -153,7 +155,7 @@ class TrainSection(_Section):
     warm_fraction: float = Field(0.5, ge=0, lt=1, description="share of the steps trained with K = 1 first")
     step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is decay^k")
     steps: int | None = Field(None, gt=0, description="optimizer steps; none = by epochs")
-    epochs: float = Field(3.0, gt=0)
+    epochs: float = Field(3.0, gt=0, description="passes over the rows, where no steps are given")
     batch_tokens: int = Field(2048, gt=0, description="packed tokens per optimizer step and rank")
     context_parallel: int = Field(
         1,
@@ -161,17 +163,19 @@ class TrainSection(_Section):
         description="processes that share one packed sequence, each keeping a part of its tokens (for sequences that one "
         "GPU cannot hold); it must divide the number of processes, and batch_tokens is then per group",
     )
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, description="highest learning rate")
     min_lr: float = Field(0.05, ge=0, le=1, description="final learning rate as a share of lr")
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps with rising learning rate")
-    weight_decay: float = Field(0.1, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = Field(1.0, gt=0, description="gradient norm")
+    weight_decay: float = Field(0.1, ge=0, description="AdamW's weight decay")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates")
+    clip: float = Field(1.0, gt=0, description="longest gradient; a longer one is scaled down")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="parameters and states; none = bfloat16 on a GPU, else float32"
     )
-    optimizer: Literal["adamw", "adamw-lean"] = "adamw"
-    seed: int = 0
+    optimizer: Literal["adamw", "adamw-lean"] = Field(
+        "adamw", description="adamw-lean keeps its two moments in 8 bits: less memory (llama form, without recompute)"
+    )
+    seed: int = Field(0, description="seed of the initial weights and of the order of the rows")
     held_out_rows: float = Field(0.04, gt=0, lt=1, description="share of captured rows kept for validation")
     eval_every: int = Field(200, gt=0, description="steps between validations (and checkpoints)")
     patience: int = Field(0, ge=0, description="stop after so many validations without a better acceptance; 0 = never")
@@ -191,9 +195,13 @@ class TrainSection(_Section):
 
 
 class ExportSection(_Section):
-    dialect: Literal["vllm", "speculators", "sglang", "eagle"] = "vllm"
+    """How the drafter is written for the engine."""
+
+    dialect: Literal["vllm", "speculators", "sglang", "eagle"] = Field(
+        "vllm", description="form of the files: vLLM's own, speculators', SGLang's (SpecForge) or SafeAILab's"
+    )
     name: str | None = Field(None, description="folder name; none = the recipe's name + -eagle3")
-    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32", "float16"] = Field("bfloat16", description="type of the written weights")
 
 
 class BenchSection(_Section):
@@ -203,14 +211,22 @@ class BenchSection(_Section):
         default_factory=lambda: ["mt_bench:40", "gsm8k:20", "humaneval:20"],
         description="prompt sets (built-in or files), each with an optional :COUNT",
     )
-    ways: list[Way] = Field(default_factory=lambda: list(WAYS))
-    concurrency: list[int] = Field(default_factory=lambda: [8, 1])
-    max_tokens: int = Field(128, gt=0)
+    ways: list[Way] = Field(
+        default_factory=lambda: list(WAYS),
+        description="what is compared: the drafter, none (no drafting) and ngram (the engine's drafting by repetition)",
+    )
+    concurrency: list[int] = Field(
+        default_factory=lambda: [8, 1],
+        description="requests at once, a measurement each; the first above 1 is the headline",
+    )
+    max_tokens: int = Field(128, gt=0, description="longest answer, tokens, when several are asked at once")
     single_prompts: int = Field(20, gt=0, description="prompts of the one-at-a-time measurement and losslessness test")
-    single_max_tokens: int = Field(64, gt=0)
-    num_speculative_tokens: int = Field(3, gt=0)
-    temperature: float = Field(0.0, ge=0)
-    assertions: list[str] = Field(default_factory=list, description="e.g. tokens_per_target_step>=1.4")
+    single_max_tokens: int = Field(64, gt=0, description="longest answer of that measurement, tokens")
+    num_speculative_tokens: int = Field(3, gt=0, description="tokens that the drafter proposes at a time")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0 = the likeliest token")
+    assertions: list[str] = Field(
+        default_factory=list, description="what must hold, or bench ends with 1: tokens_per_target_step>=1.4"
+    )
 
 
 class Recipe(_Section):
@@ -273,7 +289,7 @@ def explain_validation(e: ValidationError, model: type[BaseModel], source: str) 
     return UserError(
         what,
         "a value that is not understood would be left out silently",
-        "; ".join(dict.fromkeys(fixes)) or "mend the value; `draftsmith recipe --help` lists all keys",
+        "; ".join(dict.fromkeys(fixes)) or "mend the value; `draftsmith recipe --keys` lists all keys",
     )
 
 
@@ -281,8 +297,11 @@ def parse_recipe(raw: Any, source: str) -> Recipe:
     """Validate a parsed YAML document; UserError names key, value and nearest known key."""
     if not isinstance(raw, dict):
         raise UserError(
-            f"{source} holds {type(raw).__name__}, not a mapping of sections", "", "see recipes/demo.yaml for the form"
+            f"{source} holds {'nothing' if raw is None else type(raw).__name__}, not a mapping of sections",
+            "",
+            "`draftsmith recipe` prints one to start from",
         )
+    raw = {key: value for key, value in raw.items() if value is not None}  # a heading with nothing below it
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
@@ -297,15 +316,28 @@ def load_recipe(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"no recipe at {path}", "", "give the path of a YAML file; recipes/demo.yaml is an example"
+            f"no recipe at {path}", "", "give the path of a YAML file; `draftsmith recipe > mine.yaml` writes one"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         raise UserError(f"{path} is not readable YAML: {e}", "", "mend the file") from None
     if isinstance(raw, dict):
-        for dotted, value in (overrides or {}).items():
-            node = raw
-            *parents, leaf = dotted.split(".")
-            for part in parents:
-                node = node.setdefault(part, {})
-            node[leaf] = value
+        lay_over(raw, overrides or {})
     return parse_recipe(raw, str(path))
+
+
+def lay_over(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Put dotted keys into a recipe that is not validated yet. UserError where a part on the way is no section."""
+    for dotted, value in overrides.items():
+        node: Any = raw
+        *parents, leaf = dotted.split(".")
+        for part in parents:
+            if node.get(part) is None:  # absent, or a heading with nothing below it
+                node[part] = {}
+            node = node[part]
+            if not isinstance(node, dict):
+                raise UserError(
+                    f"--set {dotted}: {part!r} is a value ({node!r}), not a section",
+                    "",
+                    "`draftsmith recipe --keys` lists all keys",
+                )
+        node[leaf] = value

@@ -29,7 +29,9 @@ def _row(console: Console, row: CheckRow, wide: int, everything: bool) -> None:
 def show(console: Console, verdict: Verdict, title: str, everything: bool = False) -> None:
     """everything: also evidence of passes and all skipped rows."""
     e = verdict.engine
-    name = f"{e.name} {e.version or '(unknown version)'} at {e.path}" if e.name else "no engine"
+    name = "no engine found (draftsmith engine install, or --engine PATH)"
+    if e.name:
+        name = f"{e.name} {e.version or '(unknown version)'} at {e.path}"
     console.print(f"{title}; {name}", markup=False, highlight=False, soft_wrap=True)
     rows = verdict.checks
     wide = max((len(r.id) for r in rows), default=0)

@@ -42,7 +42,8 @@ def bench(
     repeats: int = typer.Option(1, min=1, help="measure every pass so many times"),
     num_speculative_tokens: int = typer.Option(3, min=1, help="draft tokens per step"),
     tune: str | None = typer.Option(
-        None, help="sweep these numbers of draft tokens (e.g. 1,2,3,5) over --concurrency and recommend"
+        None,
+        help="measure these numbers of draft tokens (e.g. 1,5) at each --concurrency, predict those between, and recommend",
     ),
     max_model_len: int = typer.Option(2048, help="context the engine is launched with"),
     out: Path = typer.Option(Path("runs/bench"), help="folder of the results; the same command goes on there"),
@@ -53,10 +54,11 @@ def bench(
     force: bool = typer.Option(False, help="measure again even if it is done"),
     as_json: bool = typer.Option(False, "--json", help="print bench.json"),
 ) -> None:
-    """Measure a drafter in the engine that will serve it, against no drafter and against ngram.
+    """Measure a drafter in the engine that will serve it.
 
-    Reports acceptance per position and length, tokens per target step (definitions are printed with them), tokens per
-    second, latencies and losslessness. Exit codes: 0 done, 1 an assertion failed, 2 bad input.
+    It is compared with no drafter and with ngram (the engine's own drafting by repetition). Reports acceptance per
+    position and length, tokens per target step (definitions are printed with them), tokens per second, latencies and
+    losslessness. Exit codes: 0 done, 1 an assertion failed, 2 bad input.
     """
     from draftsmith.bench.asserts import check, parse
     from draftsmith.bench.markdown import to_markdown

@@ -11,7 +11,7 @@ import typer
 def register(app: typer.Typer) -> None:
     @app.command("capture")
     def capture(
-        recipe: Path = typer.Argument(help="YAML recipe (recipes/demo.yaml is an example)"),
+        recipe: Path = typer.Argument(help="YAML recipe (`draftsmith recipe` prints one to start from)"),
         endpoint: list[str] = typer.Option(
             [], "--endpoint", help="server that already runs the target; may be given many times"
         ),
@@ -29,10 +29,11 @@ def register(app: typer.Typer) -> None:
         force: bool = typer.Option(False, help="re-make it even if it is done"),
         as_json: bool = typer.Option(False, "--json", help="print the record as JSON"),
     ) -> None:
-        """Let the target answer the recipe's prompts through its server; store its token ids as rows.
+        """Let the target answer the recipe's prompts; store its token ids.
 
-        Prompts are files (JSONL, JSON array or parquet of messages, ShareGPT turns, OpenAI request/response logs or
-        plain prompts; .txt with a prompt a line) or built-in sets. Killed at any moment, it goes on where it was."""
+        It answers through its server, one that runs or one that is started. Prompts are files (JSONL, JSON array or
+        parquet of messages, ShareGPT turns, OpenAI request/response logs or plain prompts; .txt with a prompt a line) or
+        built-in sets. Killed at any moment, it goes on where it was."""
         from draftsmith.cli.stages import run_one
 
         given: dict[str, Any] = {

@@ -40,7 +40,9 @@ def check(
     list_checks: bool = typer.Option(False, "--list", help="list every check and the fault that it finds"),
     as_json: bool = typer.Option(False, "--json", help="print the verdict as JSON"),
 ) -> None:
-    """Will this engine take this target and drafter? Answered from source and headers, nothing is run.
+    """Will this engine take this target and drafter?
+
+    Answered from the engine's source and the files' headers in about a second; nothing is run.
 
     Exit codes: 0 yes, 1 no, 2 bad input, 3 could not tell.
     """

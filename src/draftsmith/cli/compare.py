@@ -19,7 +19,10 @@ def compare(
     out: Path = typer.Option(None, help="write the page to this file; none = only print the table"),
     as_json: bool = typer.Option(False, "--json", help="print the comparison as JSON"),
 ) -> None:
-    """Put runs side by side: figures, predicted and measured acceptance, speed-up, and where their recipes differ."""
+    """Put runs side by side, with what differs in their recipes.
+
+    Figures, predicted and measured acceptance, speed-up.
+    """
     from draftsmith.record import atomic_write
     from draftsmith.report.compare import compare as of
     from draftsmith.report.compare import render

@@ -14,7 +14,9 @@ DIALECTS = ("vllm", "speculators", "sglang", "eagle")
 
 def register(app: typer.Typer) -> None:
     @app.command(
-        "convert", help="Convert a drafter between dialects: vllm, speculators, sglang (SpecForge), eagle (SafeAILab)."
+        "convert",
+        help="Convert a drafter between the files of engines and trainers.\n\n"
+        "They are vllm, speculators, sglang (SpecForge) and eagle (SafeAILab); the form of the source is found out.",
     )
     def convert(
         source: Path = typer.Argument(help="folder of the drafter"),

@@ -32,7 +32,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    @app.command("diagnose", help="Say why acceptance is low: causes in order of likelihood, with evidence and fix.")
+    @app.command("diagnose", help="Say why acceptance is low: likeliest causes first, with a fix.")
     def diagnose(
         run: Path = typer.Option(None, help="a run's folder: target, drafter, rows and states are found in it"),
         target: str = typer.Option(None, help="folder of the target"),

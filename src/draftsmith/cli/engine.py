@@ -10,9 +10,7 @@ from draftsmith.cli.common import console, print_json
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        no_args_is_help=True, help="The serving engine (vLLM): install a managed one, or show an installed one."
-    )
+    group = typer.Typer(no_args_is_help=True, help="Install a managed vLLM, or show the one that is found.")
 
     @group.command("install")
     def install(
@@ -26,9 +24,10 @@ def register(app: typer.Typer) -> None:
         force: bool = typer.Option(False, "--force", help="Throw an existing environment away and make it anew."),
         as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     ) -> None:
-        """Make a managed environment with vLLM, mend what is known to break there, and verify that it imports.
+        """Make a managed environment with vLLM.
 
-        It lies in $DRAFTSMITH_HOME/engines (default ~/.cache/draftsmith/engines). Killed, the same command goes on."""
+        What is known to break there is mended, and that it imports is verified. It lies in $DRAFTSMITH_HOME/engines
+        (default ~/.cache/draftsmith/engines). Killed, the same command goes on."""
         from draftsmith.engine.facts import describe
         from draftsmith.engine.install import install as make
         from draftsmith.ui import ConsoleUi, QuietUi
@@ -49,7 +48,9 @@ def register(app: typer.Typer) -> None:
         ),
         as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     ) -> None:
-        """Say what was found: version, interpreter, platform, torch, triton, plugin state. Reads files only."""
+        """Say which engine was found, where, and with what.
+
+        Version, interpreter, platform, torch, triton, plugin state. Reads files only."""
         from draftsmith.engine.facts import describe
         from draftsmith.engine.find import find_engine
 

@@ -27,7 +27,7 @@ def explain(
     ),
     as_json: bool = typer.Option(False, "--json", help="print the finding as JSON"),
 ) -> None:
-    """Find the root error in an engine's log and the line of the engine that raised it.
+    """Name the line of the engine that raised the error in a log.
 
     Exit codes: 0 found, 1 the log holds no error, 2 bad input, 3 an error, but not its line.
     """

@@ -13,15 +13,18 @@ import sys
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from draftsmith import __version__, cli
 from draftsmith.cli.common import console, error_console
-from draftsmith.errors import Exit, UserError
+from draftsmith.errors import UserError
 
 ORDER = (
     "demo",
+    "recipe",
     "run",
     "capture",
     "vocab",
@@ -31,22 +34,35 @@ ORDER = (
     "check",
     "serve",
     "bench",
+    "report",
     "diagnose",
     "parity",
-    "report",
     "engine",
     "target",
+    "releases",
     "explain",
     "remedy",
-    "releases",
-    "convert",
     "plan",
+    "convert",
     "states",
     "watch",
     "compare",
     "publish",
 )
 """The order of `draftsmith --help`: the road first, then the tools beside it."""
+
+GOES_ON = ("demo", "run", "capture", "vocab", "extract", "train", "export", "bench", "report", "engine", "states")
+"""Commands that, stopped and given again, go on where they were."""
+
+REFUSED = {
+    errno.EACCES: "permission denied",
+    errno.EPERM: "not permitted",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder, not a file",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+"""What the system says of a path that the user gave: answered as wrong input, without a traceback."""
 
 
 def _version(value: bool) -> None:
@@ -65,11 +81,33 @@ def _rank(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
+class _Root(TyperGroup):
+    """Lists its commands in ORDER, whichever modules they come from; says what Ctrl-C has left. typer would end on it
+    without a word. (Contexts are Any: newer typers carry a click of their own.)"""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_rank)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            stopped()
+
+
+def stopped() -> NoReturn:
+    """Say whether the command that was interrupted can be given again, and end with 130."""
+    resumes = len(sys.argv) > 1 and sys.argv[1] in GOES_ON
+    error_console.print("stopped; the same command goes on from here" if resumes else "stopped", markup=False)
+    raise SystemExit(130)
+
+
 @cache
 def build(asked: str = "") -> typer.Typer:
     """The command line; with the command `asked` alone where it has a module of that name."""
     made = typer.Typer(
         name="draftsmith",
+        cls=_Root,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -108,21 +146,30 @@ def main() -> None:
         show_error(e, "--json" in sys.argv)
         raise SystemExit(int(e.code)) from None
     except KeyboardInterrupt:
-        error_console.print("stopped; the same command goes on from here", markup=False)
-        raise SystemExit(130) from None
+        stopped()
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            show_error(
-                UserError(
-                    f"the disk is full: {e}",
-                    "nothing that was finished is lost",
-                    "make room and run the same command again; it goes on from here",
-                    Exit.BAD_INPUT,
-                ),
-                "--json" in sys.argv,
-            )
-            raise SystemExit(int(Exit.BAD_INPUT)) from None
-        raise
+        found = of_the_system(e)
+        if found is None:
+            raise
+        show_error(found, "--json" in sys.argv)
+        raise SystemExit(int(found.code)) from None
+
+
+def of_the_system(e: OSError) -> UserError | None:
+    """What the user can put right of an error of the system; None: it is none of theirs."""
+    if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(
+            f"the disk is full: {e}",
+            "nothing that was finished is lost",
+            "make room and run the same command again; it goes on from here",
+        )
+    if e.errno in REFUSED and e.filename is not None:
+        return UserError(
+            f"{e.filename}: {REFUSED[e.errno]}",
+            "it has to be read or written here",
+            "give another path, or put its permissions right",
+        )
+    return None
 
 
 if __name__ == "__main__":

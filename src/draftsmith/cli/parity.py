@@ -66,9 +66,10 @@ def parity(
     predict: int = typer.Option(8, min=0, help="rows to predict acceptance on, by replay"),
     as_json: bool = typer.Option(False, "--json", help="print the comparison as JSON"),
 ) -> None:
-    """Run the exported files through the trainer's model and through the engine's own drafter class, on the same tokens.
+    """Does the engine compute what the trainer computed?
 
-    Compares fused state, states, logits and proposals step by step and names the first disagreement, its size and the
+    Runs the exported files through the trainer's model and through the engine's own drafter class, on the same tokens;
+    compares fused state, states, logits and proposals step by step and names the first disagreement, its size and the
     likeliest switch. Exit codes: 0 they agree, 1 they do not, 2 bad input.
     """
     from draftsmith.bench.parity import parity as compare

@@ -22,7 +22,9 @@ def releases(
     engine: str = typer.Option("vllm", "--engine", help="vllm or sglang."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document."),
 ) -> None:
-    """Which known releases of an engine take this target (and drafter): the matrix, the first and the last.
+    """Which known releases of an engine take this target?
+
+    The matrix, the first and the last; with a drafter, for the pair.
 
     The table was read from published wheels, platform-split classes as on CUDA; an installed engine is asked with `check`.
     """

@@ -33,7 +33,10 @@ def remedy(
     revert: bool = typer.Option(False, "--revert", help="put back every source file of the engine that was patched"),
     as_json: bool = typer.Option(False, "--json", help="print the plan as JSON"),
 ) -> None:
-    """Go down the ladder: nothing, flags, shadow folder, runtime plugin, another release, source patch.
+    """Find the smallest change that makes the engine take the pair.
+
+    It goes down a ladder: nothing, flags, shadow folder (of the drafter: weights linked, config rewritten), runtime
+    plugin, another release, source patch. Without --apply it only says what it would do.
 
     Exit codes: 0 something suffices (or is applied, or put back), 1 nothing does, 2 bad input.
     """
@@ -54,7 +57,9 @@ def remedy(
     load_checks()
     ctx = make_context(target, drafter, engine, Options(method=method, platform=platform, env=_engine_env()))
     if ctx.engine is None:
-        raise UserError("no engine given and none found", "the remedy depends on it", "--engine PATH")
+        raise UserError(
+            "no engine given and none found", "the remedy depends on it", "draftsmith engine install, or --engine PATH"
+        )
     if ctx.engine.name != "vllm":
         raise UserError(
             f"remedies are for vLLM; this is {ctx.engine.name}", "", "draftsmith check says what SGLang needs"

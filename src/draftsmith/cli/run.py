@@ -32,14 +32,17 @@ def finish(folder: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def register(app: typer.Typer) -> None:
     @app.command(
-        "run", help="Run the whole road of a recipe: capture, vocab, extract, train, export, check, bench, report."
+        "run",
+        help="Walk the whole road of a recipe; skip what is done.\n\n"
+        "The stages: capture, vocab, extract, train, export, check, bench, report. Killed at any moment, the same "
+        "command goes on.",
     )
     def run(
-        recipe: Path = typer.Argument(help="YAML recipe (recipes/demo.yaml is an example)"),
+        recipe: Path = typer.Argument(help="YAML recipe (`draftsmith recipe` prints one to start from)"),
         overrides: list[str] = typer.Option(
             [], "--set", help="section.key=value laid over the recipe; may be repeated"
         ),
-        until: str = typer.Option(None, help="stop after this stage"),
+        until: str = typer.Option(None, help="stop after this stage (one of those above)"),
         force: str = typer.Option(None, help="re-make this stage even if it is done"),
         as_json: bool = typer.Option(False, "--json", help="print the records as JSON"),
     ) -> None:

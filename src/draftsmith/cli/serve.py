@@ -51,7 +51,7 @@ def serve(
         False, "--json", help="print {url, name, pid, ready_seconds} when ready, errors as JSON"
     ),
 ) -> None:
-    """Launch vLLM with the right flags for this drafter and follow it until Ctrl-C.
+    """Serve a drafter in vLLM with the right flags, until Ctrl-C.
 
     If the engine dies, its root error, the condition and the remedy are shown instead of its log. Nothing of it
     survives draftsmith, however that ends. Exit codes: 0 stopped by you, 1 the engine died or the gate refused.

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 HELP = {
     "vocab": "Choose the draft vocabulary from the captured answers.",
     "extract": "Make the hidden states of the captured rows.",
-    "train": "Train (or fine-tune) the drafter on the states; the best checkpoint is chosen by acceptance.",
-    "export": "Write the best checkpoint in the engine's dialect, nothing left to a default.",
+    "train": "Train or fine-tune the drafter on the states.\n\nThe best checkpoint is chosen by acceptance on rows held out. "
+    "Killed at any moment, the same command goes on.",
+    "export": "Write the best checkpoint for the engine.\n\nIn its dialect, nothing left to a default, read back bit for bit.",
     "report": "Make the run's page: one self-contained HTML file.",
 }
 
@@ -87,7 +88,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("train", help=HELP["train"])
     def train(
-        recipe: Path = typer.Argument(help="YAML recipe (recipes/demo.yaml is an example)"),
+        recipe: Path = typer.Argument(help="YAML recipe (`draftsmith recipe` prints one to start from)"),
         overrides: list[str] = typer.Option(
             [], "--set", help="section.key=value laid over the recipe; may be repeated"
         ),
@@ -103,7 +104,7 @@ def register(app: typer.Typer) -> None:
 def _add(app: typer.Typer, name: str, text: str) -> None:
     @app.command(name, help=text)
     def command(
-        recipe: Path = typer.Argument(help="YAML recipe (recipes/demo.yaml is an example)"),
+        recipe: Path = typer.Argument(help="YAML recipe (`draftsmith recipe` prints one to start from)"),
         overrides: list[str] = typer.Option(
             [], "--set", help="section.key=value laid over the recipe; may be repeated"
         ),

@@ -146,7 +146,7 @@ def import_(
     model: Path = typer.Option(..., help="the target's folder"),
     aux_layers: str | None = typer.Option(None, help="ids of the aux layers, with commas; none = 2,n//2,n-3"),
 ) -> None:
-    """Read the hidden states that speculators made; every tensor is kept bit for bit. Resumable."""
+    """Read hidden states that speculators made, bit for bit. Resumable."""
     from draftsmith.contract import Contract
     from draftsmith.extract.speculators import read_speculators
     from draftsmith.target.config import check_aux_layers, default_aux_layers, target_facts

@@ -14,9 +14,11 @@ def register(app: typer.Typer) -> None:
         model: str = typer.Argument(help="folder or hub id of the target; 'smollm2' fetches the demo's own"),
         as_json: bool = typer.Option(False, "--json", help="print the facts as JSON"),
     ) -> None:
-        """Show a target's sizes, where its embedding, norm and lm_head lie, its tokenizer and stop tokens.
+        """Show a target's sizes, tokenizer, and where its weights lie.
 
-        Only headers are read; of a hub id a few megabytes, never its weights."""
+        Where its embedding, final norm and lm_head are, its chat template and stop tokens. Only headers are read; of a
+        hub id a few megabytes, never its weights.
+        """
         from draftsmith.cli.common import console, print_json
         from draftsmith.recipe import TargetSection
         from draftsmith.target.describe import describe

@@ -37,8 +37,10 @@ def watch(
     api_key_env: str = typer.Option(None, help="environment variable that holds the server's key"),
     as_json: bool = typer.Option(False, "--json", help="print events as JSON lines"),
 ) -> None:
-    """Follow a production server's counters; say when acceptance falls below what the drafter was measured at, and since
-    when. Restarts and changes of engine, model or traffic are noticed.
+    """Follow a production server; say when acceptance falls.
+
+    It falls when it lies below what the drafter was measured at. Restarts and changes of engine, model or traffic are
+    noticed.
 
     Exit codes: 0 all is well, 1 acceptance lies below, 2 bad input.
     """

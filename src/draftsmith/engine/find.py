@@ -221,7 +221,8 @@ def find_engine(path: str | None = None) -> Engine:
             raise UserError(
                 f"no engine is installed in {engines_folder()}",
                 "capture, bench and serve run a real vLLM",
-                "draftsmith engine install, or name your own environment (--engine PATH, engine.path in the recipe)",
+                "draftsmith engine install; or name your own environment (--engine PATH, engine.path in the recipe, "
+                "DRAFTSMITH_ENGINE); or engine.path: reference for the built-in engine, without vLLM",
             )
         return managed[0]
     where = Path(path).expanduser().absolute()
