@@ -37,6 +37,10 @@ def test_the_story_is_reproduced() -> None:
     by = {(c["way"], c["codec"]): c["bytes"] for c in made["choices"]}
     assert by["two passes", "fp8-topk"] / made["tokens"] <= 22_500
     assert by["streaming", "none"] == 0
+    # without a rate of answering, what comes after the answers is known all the same
+    later = {(c["way"], c["codec"]): c["seconds_after_capture"] for c in made["choices"]}
+    assert later["two passes", "bf16"] == 4562 and later["one pass", "bf16"] == 0
+    assert ("one pass", "fp8-topk") not in later  # capture refuses it: the draft vocab comes later
     assert any(u.startswith("capture: needs") for u in made["unknown"])
 
 
@@ -117,6 +121,24 @@ def test_the_forecast_is_within_a_tenth_of_what_was_measured_on_a_gpu(name: str)
         optimizer = "adamw-lean" if r["options"].get("lean") == "1" else "adamw"
         total = train_memory(shape, T, r["K"], optimizer, "bfloat16", supervised=share)["total"]
         assert abs(total / 2**30 / r["peak_gib"] - 1) < 0.1
+
+
+def test_a_shared_sequence_needs_what_half_of_it_does_and_all_its_keys() -> None:
+    alone, half, two = (
+        train_memory(KIMI, n, 7, "adamw", "bfloat16", context=c) for n, c in ((65536, 1), (32768, 1), (65536, 2))
+    )
+    assert alone["shared"] == half["shared"] == 0
+    assert two["shared"] == 65536 * 2 * 64 * 128 * 8
+    assert 1 < two["step"] / half["step"] < 1.05  # rows are picked out: the halo's count nowhere
+    assert half["weights"] - two["weights"] == 5 * KIMI.trained  # master's other half and moments: 10 bytes, halved
+    assert two["total"] < 0.75 * alone["total"]
+    assert two["total"] == sum(v for k, v in two.items() if k != "total")
+
+
+def test_the_recipe_says_how_many_share_a_sequence() -> None:
+    raw = {**RECIPE, "train": {"context_parallel": 2, "batch_tokens": 8192}}
+    figures = with_recipe(Figures(text={}), parse_recipe(raw, "r"))
+    assert figures.context_parallel == 2
 
 
 def test_recompute_is_flat_in_the_draft_steps_and_leaner_than_autograd() -> None:

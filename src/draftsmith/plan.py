@@ -52,6 +52,7 @@ class Figures:
     optimizer: str = "adamw"
     dtype: str | None = None
     recompute: bool = False
+    context_parallel: int = 1
     form: str = "llama"
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
@@ -124,6 +125,7 @@ def with_recipe(f: Figures, recipe: Recipe) -> Figures:
     put("optimizer", recipe.train.optimizer, "the recipe")
     put("dtype", recipe.train.dtype, "the recipe")
     put("recompute", recipe.train.recompute, "the recipe")
+    put("context_parallel", recipe.train.context_parallel, "the recipe")
     put("form", recipe.drafter.form, "the recipe")
     put("drafter_hidden_size", recipe.drafter.hidden_size, "the recipe")
     for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
@@ -199,15 +201,19 @@ def _stage(name: str, tokens: float, rate: Rate | None, **more: Any) -> dict[str
 
 
 def _choices(f: Figures, tokens: float, capture: dict[str, Any], extract: dict[str, Any]) -> list[dict[str, Any]]:
-    """Way x codec: bytes on disk and the time until the states are there (None where a rate is not known)."""
+    """Way x codec: bytes on disk, the time until the states are there, and how much of it comes after the answers (None
+    where a rate is not known). One pass has no top-k: the draft vocab is chosen from the answers afterwards."""
     answering, second = capture["seconds"], extract["seconds"]
-    both = None if answering is None or second is None else answering + second
-    seconds = {"two passes": both, "one pass": answering, "streaming": both}
+    after = {"two passes": second, "one pass": 0, "streaming": second}
     out = []
     for way in WAYS:
         for codec in ("none",) if way == "streaming" else CODECS:
+            if (way, codec) == ("one pass", "fp8-topk"):
+                continue
             size = 0 if codec == "none" else round(tokens * bytes_per_token(f, codec))
-            out.append({"way": way, "codec": codec, "bytes": size, "seconds": seconds[way]})
+            later = after[way]
+            seconds = None if answering is None or later is None else answering + later
+            out.append({"way": way, "codec": codec, "bytes": size, "seconds": seconds, "seconds_after_capture": later})
     return out
 
 
@@ -293,6 +299,7 @@ def _train(
         supervised=f.supervised,
         recompute=f.recompute,
         gpu=machine.is_gpu,
+        context=f.context_parallel,
     )
     rate = choose(f.train_rate, done or {}, "train", work, machine)
     fits = None if machine.memory is None else memory["total"] <= machine.memory

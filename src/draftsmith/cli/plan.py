@@ -37,6 +37,7 @@ def plan(
     optimizer: str | None = typer.Option(None, help="adamw or adamw-lean"),
     dtype: str | None = typer.Option(None, help="bfloat16 or float32"),
     recompute: bool | None = typer.Option(None, help="compute draft steps again in the backward pass"),
+    context_parallel: int | None = typer.Option(None, help="GPUs that share one packed sequence"),
     intermediate_size: int | None = typer.Option(None, help="the drafter's MLP width"),
     num_attention_heads: int | None = typer.Option(None, help="the drafter's heads"),
     num_key_value_heads: int | None = typer.Option(None, help="the drafter's key/value heads"),
@@ -47,7 +48,7 @@ def plan(
     overrides: list[str] = typer.Option([], "--set", help="section.key=value laid over the recipe; may be repeated"),
     as_json: bool = typer.Option(False, "--json", help="print the plan as JSON"),
 ) -> None:
-    """Forecast tokens, bytes, hours and memory per stage and per choice; nothing is run.
+    """Forecast bytes, hours and memory of a run; nothing is run.
 
     Measured rates of the recipe's run replace assumed ones. Without a recipe the options are enough:
     draftsmith plan --hidden-size 7168 --rows 10000 --tokens-per-row 1444 --extract-rate 3165
@@ -104,6 +105,13 @@ def _bytes(n: float) -> str:
     return f"{n / {'TB': 1e12, 'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:,.1f} {unit}"
 
 
+def _until(seconds: float | None, after: float | None) -> str:
+    """The whole time; where only the part after the answers is known, that."""
+    if seconds is None and after is not None:
+        return f"{_time(after)} after the answers" if after else "with the answers"
+    return _time(seconds)
+
+
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "not known"
@@ -134,7 +142,8 @@ def show(made: dict[str, Any]) -> None:
     if made.get("choices"):
         choices = Table("way", "codec", "disk", "until the states are there")
         for c in made["choices"]:
-            choices.add_row(c["way"], c["codec"], _bytes(c["bytes"]) if c["bytes"] else "none", _time(c["seconds"]))
+            size = _bytes(c["bytes"]) if c["bytes"] else "none"
+            choices.add_row(c["way"], c["codec"], size, _until(c["seconds"], c["seconds_after_capture"]))
         console.print(choices)
     for name, source in made["sources"].items():
         if source.startswith("assumed"):
