@@ -12,8 +12,12 @@ import pytest
 from draftsmith.bench.cost import CostModel, Point, fit, tokens_per_step
 from draftsmith.errors import Exit, UserError
 
-LARGE = CostModel(floor=4.4e-3, knee=160.0, per_sequence=1.2e-5, per_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4)
-SMALL = CostModel(floor=1.9e-3, knee=math.inf, per_sequence=4e-5, per_token=5e-6, draft_pass=3.5e-4, draft_fixed=5e-4)
+LARGE = CostModel(
+    floor=4.4e-3, knee=160.0, per_request=1.2e-5, per_draft_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4
+)
+SMALL = CostModel(
+    floor=1.9e-3, knee=math.inf, per_request=4e-5, per_draft_token=5e-6, draft_pass=3.5e-4, draft_fixed=5e-4
+)
 """An 8B target, and one of 135M that is bound by launches, as they cost on a large GPU."""
 SHOWN = [(1, 0), (8, 0), (64, 0), (1, 3), (8, 3), (64, 3), (1, 5), (32, 5), (64, 5)]
 HIDDEN = [p for p in itertools.product((1, 2, 8, 16, 32, 64), (0, 1, 3, 5)) if p not in SHOWN]
@@ -27,7 +31,7 @@ def points(model: CostModel, some: list[tuple[int, int]], noise: float = 0.0, se
 @pytest.mark.parametrize("true", [LARGE, SMALL])
 def test_parameters_come_back(true: CostModel) -> None:
     found = fit(points(true, SHOWN))
-    for name in ("floor", "per_sequence", "per_token", "draft_pass", "draft_fixed"):
+    for name in ("floor", "per_request", "per_draft_token", "draft_pass", "draft_fixed"):
         # The knee is looked for on a grid, which moves what is beside it a little.
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15, abs=1e-6), name
     assert (found.knee == math.inf) if true.knee == math.inf else found.knee == pytest.approx(true.knee, rel=0.12)
@@ -80,11 +84,19 @@ def test_too_few_points_are_refused(shown: list[tuple[int, int]]) -> None:
     assert "concurrency 8,1" in caught.value.fix
 
 
+def test_a_drafted_token_may_cost_more_than_a_request() -> None:
+    """Steps of a tiny pair in a real engine on a CPU core, where every token is paid for in full."""
+    shown = [Point(1, 0, 0.0250), Point(8, 0, 0.0358), Point(1, 3, 0.0869), Point(8, 3, 0.1587)]
+    found = fit(shown)
+    assert found.residual < 1e-6
+    assert found.per_draft_token > found.per_request > 0
+
+
 def test_no_parameter_is_negative_whatever_was_measured() -> None:
     """A drafter that seems to cost nothing: noise, not a negative cost."""
     shown = [Point(1, 0, 5e-3), Point(8, 0, 4.9e-3), Point(1, 3, 4.8e-3), Point(8, 3, 5.1e-3)]
     found = fit(shown)
-    parts = (found.floor, found.per_sequence, found.per_token, found.draft_pass, found.draft_fixed)
+    parts = (found.floor, found.per_request, found.per_draft_token, found.draft_pass, found.draft_fixed)
     assert min(parts) >= 0
     assert found.residual < 0.05
 

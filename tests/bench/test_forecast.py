@@ -23,8 +23,12 @@ from draftsmith.ui import QuietUi
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_endpoint import FakeEndpoint
 
-MODEL = CostModel(floor=4.4e-3, knee=160.0, per_sequence=1.2e-5, per_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4)
-TINY = CostModel(floor=1.9e-3, knee=float("inf"), per_sequence=4e-5, per_token=5e-6, draft_pass=9e-4, draft_fixed=5e-4)
+MODEL = CostModel(
+    floor=4.4e-3, knee=160.0, per_request=1.2e-5, per_draft_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4
+)
+TINY = CostModel(
+    floor=1.9e-3, knee=float("inf"), per_request=4e-5, per_draft_token=5e-6, draft_pass=9e-4, draft_fixed=5e-4
+)
 RATES = [0.7, 0.45, 0.28, 0.18, 0.11]
 SMOLLM2 = [0.340, 0.130, 0.055]
 
@@ -178,7 +182,9 @@ def test_a_sweep_measures_what_was_asked_and_predicts_the_rest(tmp_path: Path) -
 
     prompts = [make_prompt([{"role": "user", "content": f"question {i}"}], "p") for i in range(4)]
     plan = Plan({"p": prompts}, [2, 1], max_tokens=9, single_prompts=2, single_max_tokens=9)
-    known = CostModel(floor=6e-3, knee=float("inf"), per_sequence=0.0, per_token=0.0, draft_pass=3e-3, draft_fixed=0.0)
+    known = CostModel(
+        floor=6e-3, knee=float("inf"), per_request=0.0, per_draft_token=0.0, draft_pass=3e-3, draft_fixed=0.0
+    )
     bench = made_bench(known, 3, [0.9, 0.0, 0.0], [2, 1])
     tune = sweep(opener, [1, 5], plan, bench, tmp_path, QuietUi())
     measured, rows = tune["by_concurrency"], tune["predicted"]["by_concurrency"]

@@ -15,7 +15,9 @@ from draftsmith.bench.load import Pass, Request
 from draftsmith.errors import UserError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-TRUE = CostModel(floor=4.4e-3, knee=160.0, per_sequence=1.2e-5, per_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4)
+TRUE = CostModel(
+    floor=4.4e-3, knee=160.0, per_request=1.2e-5, per_draft_token=7e-6, draft_pass=2.4e-4, draft_fixed=4e-4
+)
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,15 @@
 A step serves C requests at once. With k draft tokens the target reads n = C·(k + 1) tokens in it, and the drafter runs
 k times. The seconds of a step are taken for
 
-    floor · bend(n / knee)  +  per_sequence · C  +  per_token · n  +  [k > 0] · (draft_fixed + k · draft_pass)
+    floor · bend(n / knee)  +  per_request · C  +  per_draft_token · k·C  +  [k > 0] · (draft_fixed + k · draft_pass)
 
 * floor: reading the target's weights once, its launches and the host's work. All of it is paid for one token as for
   many, until the step has so many tokens that computing takes longer than reading: that number is the knee, and
   bend(x) = (1 + x⁴)^¼ goes from 1 (bound by memory) to x (bound by computing) without a corner, since no product
   reaches both roofs at once.
-* per_sequence: reading the KV cache, and the front end's work for each request. It does not grow with k.
-* per_token: what every token adds whether or not weights are read for it: logits, sampling, and the drafter's share of
-  the tokens (it reads 2·k·C of them a step, which is 2·(n − C), and so cannot be told from this term).
+* per_request: reading its KV cache, its own token's logits and sampling, and the front end's work for it.
+* per_draft_token: the same for a drafted token (its KV cache is read already), and what it costs in the drafter, which
+  reads two tokens for each that it drafts. It may well be more than per_request.
 * draft_pass: one run of the drafter; draft_fixed: what speculation adds to a step however many tokens are drafted. The
   two are told apart only if points with different k are given; else all of it is put on the passes.
 
@@ -60,8 +60,8 @@ class CostModel:
 
     floor: float
     knee: float
-    per_sequence: float
-    per_token: float
+    per_request: float
+    per_draft_token: float
     draft_pass: float
     draft_fixed: float
     residual: float = 0.0
@@ -69,7 +69,7 @@ class CostModel:
 
     def step_seconds(self, concurrency: float, draft_tokens: int) -> float:
         """Seconds of one step."""
-        weights = [self.floor, self.per_sequence, self.per_token, self.draft_pass, self.draft_fixed]
+        weights = [self.floor, self.per_request, self.per_draft_token, self.draft_pass, self.draft_fixed]
         return float(np.dot(_row(concurrency, draft_tokens, self.knee), weights))
 
     def tokens_per_second(self, concurrency: int, draft_tokens: int, tokens_per_step: float = 1.0) -> float:
@@ -85,11 +85,12 @@ class CostModel:
         return tokens_per_step / self.break_even(concurrency, draft_tokens)
 
     def parts(self, concurrency: int, draft_tokens: int) -> dict[str, float]:
-        """Seconds of a step by what they are for: target (one token each), verifying (the k more), drafting."""
+        """Seconds of a step by what they are for: target (one token each), drafting (the drafter's runs), tokens (what the
+        k·C more tokens cost in target and drafter)."""
         target = self.step_seconds(concurrency, 0)
         drafting = (self.draft_fixed + draft_tokens * self.draft_pass) if draft_tokens else 0.0
-        verifying = self.step_seconds(concurrency, draft_tokens) - target - drafting
-        return {"target": target, "verifying": verifying, "drafting": drafting}
+        tokens = self.step_seconds(concurrency, draft_tokens) - target - drafting
+        return {"target": target, "drafting": drafting, "tokens": tokens}
 
     def best(self, concurrency: int, rates: Sequence[float], most: int | None = None) -> tuple[int, float]:
         """(k, predicted tokens per second) of the fastest number of draft tokens, 0 = no drafter.
@@ -123,7 +124,7 @@ def tokens_per_step(rates: Sequence[float], draft_tokens: int) -> float:
 def _row(concurrency: float, draft_tokens: int, knee: float) -> list[float]:
     n = concurrency * (draft_tokens + 1)
     bend = 1.0 if math.isinf(knee) else (1 + (n / knee) ** BEND) ** (1 / BEND)
-    return [bend, concurrency, n, draft_tokens, 1.0 if draft_tokens else 0.0]
+    return [bend, concurrency, draft_tokens * concurrency, draft_tokens, 1.0 if draft_tokens else 0.0]
 
 
 def _non_negative(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
@@ -174,8 +175,8 @@ def fit(points: Iterable[Point]) -> CostModel:
     model = CostModel(
         floor=values[0],
         knee=found[0],
-        per_sequence=values[1],
-        per_token=values[2],
+        per_request=values[1],
+        per_draft_token=values[2],
         draft_pass=values[3],
         draft_fixed=values.get(4, 0.0),
     )

@@ -131,8 +131,8 @@ def step_line(model: CostModel, concurrency: int, draft_tokens: int) -> str:
     parts = {name: 1000 * seconds for name, seconds in model.parts(concurrency, draft_tokens).items()}
     return (
         f"by the cost model a step at {concurrency} at once takes the target {parts['target']:.2f} ms; {draft_tokens} draft "
-        f"tokens add {parts['drafting']:.2f} ms of drafting ({parts['drafting'] / parts['target']:.0%} of a target step) "
-        f"and {parts['verifying']:.2f} ms of reading them"
+        f"tokens add {parts['drafting']:.2f} ms for the drafter's runs ({parts['drafting'] / parts['target']:.0%} of a target "
+        f"step) and {parts['tokens']:.2f} ms for the more tokens"
     )
 
 
