@@ -88,21 +88,31 @@ def train_memory(
     supervised: float = 1.0,
     recompute: bool = False,
     gpu: bool = True,
+    context: int = 1,
 ) -> dict[str, int]:
-    """Peak bytes of training by part. tokens: packed tokens of one forward on one device; steps: K; supervised: share
-    of the tokens that are answer; recompute: as the recipe's key.
+    """Peak bytes of training by part, on one device. tokens: packed tokens of one sequence; steps: K; supervised: share
+    of the tokens that are answer; recompute, context (devices that share a sequence): as the recipe's keys.
 
     weights: parameters, gradients, optimizer. frozen: the target's embedding and the draft rows of its head. batch: aux
     streams and final states. step: forward and backward (its block, or autograd's tensors). teacher: probabilities on
     the draft vocab (part of the block in the hand-written step). scratch: what kernels and library calls take for
-    themselves. process: of the process itself (CPU)."""
-    w, T = WIDTH[dtype], tokens
+    themselves. shared: keys and values of a sequence that devices share, and their gradient. process: of the process
+    itself (CPU)."""
+    w, own = WIDTH[dtype], tokens
+    if context > 1:  # two chunks of the sequence; the step reads K + 1 rows past each (train/context.py)
+        own = 2 * -(-tokens // (2 * context))
+    T = own + (2 * (steps + 1) if context > 1 else 0)
     H, G, D, F = shape.hidden, shape.target_hidden, shape.draft_vocab, shape.intermediate
-    x = Step(T, steps, max(1, min(T, round(T * supervised))), w)
+    x = Step(T, steps, max(1, min(own, round(own * supervised))), w)
     hand = shape.mla is None and not recompute
     # a weight the reference moves in bf16 has a float32 master and gradient beside it (train/core.py)
     each = OPTIMIZER_BYTES[optimizer, dtype] if hand else {"float32": 16, "bfloat16": 2 + 2 + 4 + 4 + 8}[dtype]
-    q = shape.heads * shape.head_dim
+    if context > 1:  # each device keeps 1/context of the optimizer's state (FSDP2: of the float32 weights too)
+        each = 2 * w + -(-(each - 2 * w) // context)
+    q, kv = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if shape.mla:
+        _, _, nope, rope, _ = shape.mla
+        kv = 2 * shape.heads * (nope + rope)  # values are as wide as keys there
     kernels = T * (4 * q + 4 * shape.kv_heads * shape.head_dim) * w  # attention's output and gradients
     plain = 0 if gpu else max(6 * x.rows * F, 4 * T * F + 6 * T * H) * max(w, 4)  # SiLU, or a validation's layer
     parts = {
@@ -112,6 +122,8 @@ def train_memory(
         "teacher": 0 if hand else 3 * x.rows * D * 4,
         "step": _hand_step(shape, x, CHUNK[gpu]) if hand else _autograd_step(shape, x, recompute),
         "scratch": kernels + plain,
+        # gathered; float32 gradient; gradient of one rectangle's keys, or half of the sum on its way back
+        "shared": 0 if context == 1 else own * context * kv * (w + max(w, 4) + max(w, max(w, 4) // 2)),
         "process": 0 if gpu else PROCESS,
     }
     return parts | {"total": sum(parts.values())}

@@ -260,7 +260,7 @@ class Training:
         """Acceptance on held-out rows; keep the checkpoint if it is the best so far."""
         p = self.progress
         with self.core.whole() as model:
-            found = acceptance(model, self.held_out(), self.section.ttt_steps)
+            found = acceptance(model, self.held_out(), self.section.ttt_steps, self.place.exchange)
             if found.length > p.best and self.ranks.first:
                 write_native(self.folder / BEST, model, self.rms, self.contract)
         figures = found.as_dict()

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from draftsmith.drafter.model import Drafter, Steps
 from draftsmith.train.batch import StepBatch
-from draftsmith.train.objective import shift
+from draftsmith.train.context import Exchange, slice_pack
+from draftsmith.train.objective import shift, spans_of
 
 
 @dataclass
@@ -70,10 +71,11 @@ class Acceptance:
 
 
 def proposals(model: Drafter, batch: StepBatch, K: int) -> Tensor:
-    """The drafter's first choice at every row and step, as target ids: int64 [K, T]; -1 at rows of the prompt."""
+    """The drafter's first choice at every row and step, as target ids: int64 [K, T]; -1 at rows of the prompt. Of a
+    slice (train/context.py), every rank of its group asks at once; what stands at halo rows means nothing."""
     wanted = (shift(batch.answer, 2, 0) & (shift(batch.doc, 2, -1) == batch.doc)).nonzero()[:, 0]
     out = torch.full((K, batch.tokens), -1, dtype=torch.int64, device=batch.token_ids.device)
-    steps = Steps(spans=batch.spans)
+    steps = Steps(spans=spans_of(batch))
     with torch.no_grad():
         state = model.fuse(batch.aux)
         for s in range(K):
@@ -82,6 +84,13 @@ def proposals(model: Drafter, batch: StepBatch, K: int) -> Tensor:
             for rows in wanted.split(1024):
                 out[s, rows] = model.draft_to_target(model.lm_head(normed[rows]).argmax(-1))
     return out
+
+
+def shared_proposals(model: Drafter, batch: StepBatch, K: int, exchange: Exchange) -> Tensor:
+    """`proposals` of a whole pack, each rank working on its slice of it."""
+    mine = slice_pack(batch, exchange, K + 1)
+    assert mine.context is not None
+    return mine.context.gather(proposals(model, mine, K).t())[: batch.tokens].t()
 
 
 def agreement(batch: StepBatch, proposed: Tensor) -> Tensor:
@@ -109,13 +118,15 @@ def walk(accepted: list[int], boundary: int, tokens: int, K: int) -> Acceptance:
     return found
 
 
-def acceptance(model: Drafter, batches: Iterable[StepBatch], K: int) -> Acceptance:
-    """Walk every document of the batches. The model sees float states as they are given: scaled if it was trained so."""
+def acceptance(model: Drafter, batches: Iterable[StepBatch], K: int, exchange: Exchange | None = None) -> Acceptance:
+    """Walk every document of the batches. The model sees float states as they are given: scaled if it was trained so.
+    exchange: ranks that share the work on every batch; all of them get the whole result."""
     total = Acceptance([0] * K)
     was_training = model.training
     model.eval()
     for batch in batches:
-        counts = agreement(batch, proposals(model, batch, K)).tolist()
+        proposed = proposals(model, batch, K) if exchange is None else shared_proposals(model, batch, K, exchange)
+        counts = agreement(batch, proposed).tolist()
         answer = batch.answer.tolist()
         for start, stop in batch.spans:
             boundary = next((i for i in range(start, stop) if answer[i]), stop) - start

@@ -1,64 +1,15 @@
 """Several ranks share a sequence: together they make the loss and the gradients of one. The ranks are threads here."""
 
-import threading
-
 import pytest
 import torch
 from fused_cases import fused_of
+from thread_ranks import Shared, ThreadExchange, together
 from tiny_drafters import document, tiny_config, tiny_drafter, tiny_head
 
 from draftsmith.train.batch import join
 from draftsmith.train.context import slice_pack
 from draftsmith.train.objective import reference_loss, supervision
-
-
-class Shared:
-    """What the ranks of one process exchange."""
-
-    def __init__(self, count):
-        self.count, self.barrier, self.slots = count, threading.Barrier(count), [None] * count
-        self.calls = [0] * count
-
-
-class ThreadExchange:
-    def __init__(self, shared, rank):
-        self.shared, self.rank, self.count = shared, rank, shared.count
-
-    def _all(self, mine):
-        self.shared.calls[self.rank] += 1
-        self.shared.slots[self.rank] = mine
-        self.shared.barrier.wait(20)
-        found = list(self.shared.slots)
-        self.shared.barrier.wait(20)
-        return found
-
-    def gather(self, mine, out):
-        out.copy_(torch.cat(self._all(mine.clone())))
-
-    def scatter_sum(self, parts, out):
-        out.copy_(sum(self._all(parts.clone())).unflatten(0, (self.count, -1))[self.rank])
-
-
-def together(count, work):
-    """work(exchange) of every rank → results; the ranks' shared state."""
-    shared, results, errors = Shared(count), [None] * count, []
-
-    def one(rank):
-        try:
-            results[rank] = work(ThreadExchange(shared, rank))
-        except BaseException as e:
-            errors.append(e)
-            shared.barrier.abort()
-
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(count)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if errors:
-        raise errors[0]
-    return results, shared
-
+from draftsmith.train.validate import acceptance, proposals, shared_proposals
 
 # lengths and boundaries of the documents of a pack
 PACKS = {
@@ -197,3 +148,18 @@ def test_ranks_make_the_gradients_of_autograd(form, recompute):
     for name, p in one.named_parameters():
         if p.grad is not None:
             torch.testing.assert_close(grads[0][name].grad + grads[1][name].grad, p.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_share_a_validation():
+    model = tiny_drafter()
+    batches = [pack([(21, 4), (9, 2)]), pack([(5, 1)])]
+    expected = acceptance(model, batches, 3)
+    results, shared = together(2, lambda exchange: acceptance(model, batches, 3, exchange))
+    assert expected.drafts > 5
+    assert [r.as_dict() for r in results] == [expected.as_dict()] * 2
+    assert shared.calls[0] > 2 * len(batches)  # keys too, not proposals alone
+    for whole in batches:
+        proposed = proposals(model, whole, 3)
+        found, _ = together(2, lambda exchange, whole=whole: shared_proposals(model, whole, 3, exchange))
+        assert all(torch.equal(f, proposed) for f in found)
+        assert int((proposed >= 0).sum()) > 0
