@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draftsmith.bench import select
+from draftsmith.bench import choose
 from draftsmith.bench.ways import Opened
 from draftsmith.capture.prompts import load_prompts
 from draftsmith.capture.rows import iter_rows, write_rows
@@ -32,8 +32,8 @@ ENGINE = {"name": "fake", "version": "1"}
 @pytest.fixture
 def run(recipe, monkeypatch):
     """The run of `recipe` with prompts that can be asked, measured by the reference engine."""
-    monkeypatch.setattr(select, "PROMPTS", 2)
-    monkeypatch.setattr(select, "TOKENS", 5)
+    monkeypatch.setattr(choose, "PROMPTS", 2)
+    monkeypatch.setattr(choose, "TOKENS", 5)
     questions = recipe.parent / "questions.jsonl"
     questions.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(16)))
     plan = yaml.safe_load(recipe.read_text())
@@ -91,16 +91,16 @@ def test_the_engines_choice_is_kept_and_a_kill_costs_nothing(run):
     with FakeEndpoint([1], **quick) as a, FakeEndpoint([0, 1], **quick) as b, FakeEndpoint([3], **quick) as c:
         first = Fakes([a, b, c], dies=2)
         with pytest.raises(KeyboardInterrupt):
-            select.choose_by_engine(run, folder, first)
+            choose.choose_by_engine(run, folder, first)
         second = Fakes([c])
-        found = select.choose_by_engine(run, folder, second)
+        found = choose.choose_by_engine(run, folder, second)
     assert first.opened == [kept[0].name, kept[1].name] and second.opened == [kept[2].name]
     assert f"step-{found['selected_step']:06d}" == kept[2].name
     lengths = [r["acceptance_length"] for r in found["candidates"]]
     assert lengths[1] < lengths[0] < lengths[2]
     assert folder_hash(folder / "best", ["model.safetensors", "drafter.json", "contract.json"]) == third
     assert native.read(folder / "best").contract.ttt_steps == 2
-    assert select.choose_by_engine(run, folder, Fakes([])) == found, "what was chosen stays chosen"
+    assert choose.choose_by_engine(run, folder, Fakes([])) == found, "what was chosen stays chosen"
 
 
 def test_without_its_prompts_it_says_so(run):
@@ -109,4 +109,4 @@ def test_without_its_prompts_it_says_so(run):
     train_on(run, folder)
     Path(run.recipe.capture.prompts[0]).write_text('{"prompt": "Something else"}\n')
     with pytest.raises(UserError, match="held-out rows' prompts"):
-        select.choose_by_engine(run, folder, Fakes([]))
+        choose.choose_by_engine(run, folder, Fakes([]))

@@ -1,4 +1,4 @@
-"""`train.select: engine`: the loop keeps its best few checkpoints, for the engine to choose among (bench/select.py).
+"""`train.select: engine`: the loop keeps its best few checkpoints, for the engine to choose among (bench/choose.py).
 
     train/candidates/step-000400/{drafter.json, model.safetensors, contract.json, offline.json}
     train/candidates/held_out.json          ids of the rows that were not trained on

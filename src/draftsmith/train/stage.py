@@ -128,7 +128,7 @@ def select(run: Run, folder: Path, figures: dict[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    from draftsmith.bench.select import choose_by_engine
+    from draftsmith.bench.choose import choose_by_engine
 
     gc.collect()
     if torch.cuda.is_available():
