@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from draftsmith.engine.reader import EngineFacts
 
 
+PROMPTS = 200
+"""Prompts that are compared with the served template."""
+
+
 def _from_run(run: Path) -> dict[str, Any]:
     from draftsmith.dialects.stage import export_name
     from draftsmith.recipe import parse_recipe
@@ -108,8 +112,10 @@ def load_subject(
     prompt_of = {r.row_id: r.prompt_id for r in every}
     entries = [_Entry(r.row_id, len(r.token_ids), r.boundary) for r in every]
     held = {e.row_id for e in split_rows(entries, found.get("held_out", 0.04), lambda i: prompt_of[i]).held_out}
-    fresh = [r for r in every if r.row_id in held]
-    trained = [r for r in every if r.row_id not in held]
+    # a prompt that fills the replayed length leaves nothing to look at
+    usable = [r for r in every if min(len(r.token_ids), max_tokens) >= r.boundary + 4]
+    fresh = [r for r in usable if r.row_id in held]
+    trained = [r for r in usable if r.row_id not in held]
     ui.note(
         f"running the target over {min(len(fresh), sample)} held-out and {min(len(trained), train_sample)} trained rows"
     )
@@ -126,6 +132,7 @@ def load_subject(
         facts=facts,
         answer_tokens=sum(len(r.token_ids) - r.boundary for r in every),
         answer_spans=[(r.boundary, len(r.token_ids)) for r in every],
+        prompts=[r.token_ids[: r.boundary] for r in _spread(every, PROMPTS)],
         states_folder=states,
         run_folder=run,
         train_rows=sampler.rows(_spread(trained, train_sample), train_sample, max_tokens),

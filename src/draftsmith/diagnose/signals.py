@@ -87,7 +87,8 @@ def coverage(subject: Subject, setup: Setup) -> Iterator[Cause]:
 
 def template(subject: Subject) -> Iterator[Cause]:
     """Do the training prompts begin and end as the served template makes them? Compared as token ids."""
-    if not subject.train_rows:
+    prompts = subject.prompts or [r.token_ids[: r.boundary] for r in subject.train_rows]
+    if not prompts:
         return
     tokenizer = _tokenizer(subject)
     if tokenizer is None or not tokenizer.has_template:
@@ -98,7 +99,6 @@ def template(subject: Subject) -> Iterator[Cause]:
     at = next((i for i in range(len(ids)) if word.startswith(tokenizer.decode([ids[i]]).strip() or "\0")), len(ids))
     end = next((i for i in range(len(ids), at, -1) if word not in tokenizer.decode(ids[i - 1 :])), len(ids))
     head, tail = ids[:at], ids[end:]
-    prompts = [r.token_ids[: r.boundary] for r in subject.train_rows]
     bad_head = sum(p[: len(head)] != head for p in prompts)
     bad_tail = sum(p[len(p) - len(tail) :] != tail for p in prompts) if tail else 0
     for what, bad, want, got in (

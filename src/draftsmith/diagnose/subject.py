@@ -109,6 +109,8 @@ class Subject:
     """All that was captured; 0 = not known."""
     answer_spans: list[tuple[int, int]] = field(default_factory=list)
     """(boundary, length) of every captured row, tokens."""
+    prompts: list[list[int]] = field(default_factory=list)
+    """Token ids of the captured rows' prompts, or of some of them: enough to see how they begin and end."""
     notes: list[str] = field(default_factory=list)
 
     def setup(self) -> Setup:
