@@ -8,17 +8,23 @@ TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo tor
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install -q --no-input
 
-.PHONY: help setup engine tools demo test test-full check docs audit clean
+.PHONY: help setup engine tools first demo test test-full check docs audit clean
 
 help:
+	@echo "make setup        draftsmith in .venv; then: . .venv/bin/activate"
+	@echo "make first        a first figure, without vLLM"
 	@echo "make demo         make, serve and measure a drafter for SmolLM2-135M (at most 45 minutes; QUICK=1: 15)"
 	@echo "make test         the tests that CI runs, with a handful on a real vLLM"
 	@echo "make test-full    every test that runs without a GPU, all with a real vLLM"
 	@echo "make check        ruff, mypy, file sizes, the site with broken links as errors"
+	@echo "make docs         the site, in build/site"
 	@echo "make audit        known vulnerabilities of the dependencies"
 
 $(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "draftsmith needs Python 3.11 or later; this is $$($(PYTHON) --version). Give another: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch, transformers and draftsmith into $(VENV): about 2 GB, some minutes without a word"
 	$(PIP) '$(TORCH)' 2>&1 | grep -v 'WARNING: Location' || true
 	$(PIP) -e '.[dev]' 2>&1 | grep -v 'WARNING: Location' || true
 	$(BIN)/python -c 'import draftsmith, torch, transformers'
@@ -34,6 +40,9 @@ tools:
 	@command -v chromium >/dev/null && command -v sshd >/dev/null || test -x /usr/sbin/sshd && command -v chromium >/dev/null || \
 	{ if [ "$$(id -u)" = 0 ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium openssh-server; \
 	else echo "the tests need chromium and sshd: apt-get install chromium openssh-server"; exit 1; fi; }
+
+first: setup
+	$(BIN)/draftsmith demo --first $(ARGS)
 
 demo: setup
 	$(BIN)/draftsmith demo $(if $(QUICK),--quick) $(ARGS)
