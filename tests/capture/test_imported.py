@@ -55,6 +55,24 @@ def test_each_assistant_turn_is_a_row_of_its_own_words(tmp_path: Path, byte_toke
     assert math.isnan(rows[0].temperature)
 
 
+def test_a_turn_that_says_nothing_does_not_cost_the_others(tmp_path: Path, byte_tokenizer: Maker) -> None:
+    """This template does not render tool calls: the call's own turn is empty, the answer after it is not."""
+    call = {"type": "function", "function": {"name": "w", "arguments": "{}"}}
+    talk = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "Sunny."},
+    ]
+    target = as_target(byte_tokenizer())
+    rows, result = trusted(
+        tmp_path, target, [{"messages": talk}, {"messages": talk[:3]}, "no answer at all"], max_dropped=0.9
+    )
+    assert [(r.turn, r.answer_text) for r in rows] == [(1, "Sunny.")]
+    assert result["turns_left_out"] == {"no answer in the record": 1}
+    assert result["answers_given_up"] == {"no answer in the record": 2}
+
+
 def test_the_logs_own_ids_are_taken_where_they_are(tmp_path: Path, byte_tokenizer: Maker) -> None:
     answer = {"message": {"role": "assistant", "content": "yo"}, "finish_reason": "stop", "token_ids": [200, 201, 2]}
     rows, _ = trusted(tmp_path, as_target(byte_tokenizer()), [log(answer, prompt_token_ids=[1, 50, 60])])

@@ -55,8 +55,9 @@ class Renderer:
         return whole[:end], boundary
 
 
-def rows_of(prompt: Prompt, renderer: Renderer | None, thinking: str) -> list[Row] | str:
-    """The rows of one record, or why it gives none."""
+def rows_of(prompt: Prompt, renderer: Renderer | None, thinking: str, left_out: Counter[str]) -> list[Row] | str:
+    """The rows of one record, or why it gives none. left_out: gets the reasons of turns that give none beside others
+    that do."""
     logged = prompt.logged
     points = [p for p in prompt.points if p < len(prompt.messages)]
     if not points:
@@ -66,16 +67,20 @@ def rows_of(prompt: Prompt, renderer: Renderer | None, thinking: str) -> list[Ro
     else:
         if renderer is None:
             return "no token ids in the record, and the tokenizer cannot be loaded here"
-        found = []
+        found, reasons = [], Counter[str]()
         # a log holds one answer of the model that is trusted; in a conversation every turn is
         for turn, point in list(enumerate(points))[-1 if logged else 0 :]:
             made = renderer.turn(prompt.messages, point, prompt.tools)
             if isinstance(made, str):
-                return made
+                reasons[made] += 1
+                continue
             ids, boundary = made
             if logged and logged.finish_reason == "length" and ids[-1] in renderer.ends:
                 ids = ids[:-1]  # it was cut: the end that the template writes was never said
             found.append((turn, ids, boundary))
+        if not found:
+            return next(iter(reasons))
+        left_out += reasons
     return [
         Row(
             row_id=row_id(prompt.prompt_id, 0, turn),
@@ -103,10 +108,10 @@ def import_rows(
     if folder.exists():  # left by a kill: reading logs again costs little
         shutil.rmtree(folder)
     renderer = Renderer(tokenizer, thinking) if tokenizer else None
-    writer, lost = RowWriter(folder, every_rows=5000), Counter[str]()
+    writer, lost, turns = RowWriter(folder, every_rows=5000), Counter[str](), Counter[str]()
     with ui.task("import", plan.total, "records") as task:
         for prompt in plan:
-            found = rows_of(prompt, renderer, thinking)
+            found = rows_of(prompt, renderer, thinking, turns)
             if isinstance(found, str):
                 lost[found] += 1
                 writer.give_up(prompt.prompt_id, 0, found)
@@ -118,12 +123,15 @@ def import_rows(
     ui.warn("the answers are taken on trust: if another model gave them, the drafter learns that model, not the target")
     if lost:
         ui.note("records without rows: " + ", ".join(f"{n:,} {r}" for r, n in lost.most_common()))
+    if turns:
+        ui.note("turns without a row: " + ", ".join(f"{n:,} {r}" for r, n in turns.most_common()))
     return {
         "prompts": plan.total,
         "rows": writer.count,
         "trusted": True,
         "prompts_dropped": dict(plan.dropped),
         "answers_given_up": dict(lost),
+        "turns_left_out": dict(turns),
         **row_facts(folder),
         "output_hash": rows_hash(folder),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -50,7 +51,7 @@ def preview_rows(run: Run, count: int) -> Iterator[Row]:
     if section.trust_answers:
         renderer = Renderer(tokenizer, section.thinking) if tokenizer else None
         for prompt in plan:
-            found = rows_of(prompt, renderer, section.thinking)
+            found = rows_of(prompt, renderer, section.thinking, Counter())
             if isinstance(found, str):
                 run.ui.warn(f"no row: {found}")
             else:
