@@ -8,9 +8,10 @@ import pytest
 import torch
 from fused_cases import assert_same, autograd, fused_of
 from test_fused_step import CASES, packed
-from tiny_drafters import tiny_config, tiny_drafter, tiny_head
+from tiny_drafters import document, tiny_config, tiny_drafter, tiny_head
 
-from draftsmith.train.fused import native, ops, ops_native, ops_torch
+from draftsmith.train.batch import join
+from draftsmith.train.fused import cpu_attention, native, ops, ops_native, ops_torch
 
 CPU = torch.device("cpu")
 compiled = pytest.mark.skipif(native.library(torch.float32) is None, reason="no C compiler here")
@@ -66,6 +67,17 @@ def test_a_row_that_is_no_number_stays_one():
     grad, figures = _soft_ce(ops_native, logits, torch.randn(2, 64), torch.ones(2))
     assert grad[0].isnan().all() and figures[0, 0].isnan()
     assert grad[1].isfinite().all() and figures[:, 1].isfinite().all()
+
+
+@compiled
+@pytest.mark.parametrize("multiple", [1, 128], ids=["active rows only", "all rows"])
+def test_attention_in_several_blocks_of_rows(monkeypatch, multiple):
+    monkeypatch.setattr(cpu_attention, "CELLS", 1)  # blocks of 8 rows
+    model = tiny_drafter()
+    head, batch = tiny_head(model), join([document(40, 9, 0), document(30, 2, 1)], pad_to=72)
+    step = fused_of(model, head)
+    loss, stats = step.loss_and_grads(batch, step.plan(batch, 3, multiple=multiple), [1.0, 0.8, 0.64])
+    assert_same(step, loss, stats, autograd(model, head, batch, 3))
 
 
 @compiled

@@ -6,7 +6,8 @@ dS = P (dP - rowsum(dO ⊙ O)) hold entry by entry (FlashAttention-2 paper, sect
 exact. This is how ring attention joins its blocks.
 
 Kernels: cuDNN for documents of one length (on Hopper nearly twice the rate of the next), FlashAttention-2's
-variable-length form for packed documents, torch's flash kernel on a CPU. Log-sum-exps are [B, n, L] with B*L = T.
+variable-length form for packed documents, on a CPU products of the rows that count (cpu_attention.py),
+without compiled loops torch's flash kernel. Log-sum-exps are [B, n, L] with B*L = T.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from draftsmith.train.fused.cpu_attention import RowsCausal
 
 Spans = tuple[tuple[int, int], ...]
 _aten = torch.ops.aten
@@ -170,7 +173,7 @@ class FlashCausal:
         return dq, dk, dv
 
 
-Causal = CpuCausal | CudnnCausal | FlashCausal
+Causal = CpuCausal | RowsCausal | CudnnCausal | FlashCausal
 
 
 def causal_part(docs: Documents, n: int, m: int, scale: float, kernel: str | None = None) -> Causal:

@@ -63,10 +63,10 @@ def backward(
         torch.mm(dh1[b], w["o"], out=dmixed[b])
         inner = arena.mark()
         grads = kept.causal.backward(
-            step.full_rows(dmixed[b], plan),
-            step.full_rows(kept.q[b], plan),
+            step.query_heads(dmixed[b], plan, kept.causal),
+            step.query_heads(kept.q[b], plan, kept.causal),
             *step.keys_values(kept.kv, plan),
-            step.full_rows(kept.mixed[b], plan),
+            step.query_heads(kept.mixed[b], plan, kept.causal),
             kept.lses[s],
             kept.states[s],
         )

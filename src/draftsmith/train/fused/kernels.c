@@ -159,13 +159,14 @@ void rope(I threads, I R, I heads, I half, REAL *x, I x_s, I head_s, const REAL 
 /* Where lse [B, n, L] keeps token t of head h. */
 static inline I place(I t, I h, I n, I L) { return (t / L * n + h) * L + t % L; }
 
-/* own: keys and values of steps 1…, R rows a step; row_s elements a row, values `half` behind keys. */
+/* out0, dq0: rows of all tokens, or (all = 0) of the active ones.
+   own: keys and values of steps 1…, R rows a step; row_s elements a row, values `half` behind keys. */
 void merge(I threads, I R, I n, I m, I d, I L, I s, double scale, const REAL *q, const REAL *own, I row_s, I half,
-           const REAL *out0, REAL *lse, REAL *out, const I *active) {
+           const REAL *out0, REAL *lse, REAL *out, const I *active, I all) {
   ROWS for (I i = 0; i < R; i++) {
     I t = active ? active[i] : i;
     for (I h = 0; h < n; h++) {
-      const REAL *query = q + (i * n + h) * d, *base = out0 + (t * n + h) * d;
+      const REAL *query = q + (i * n + h) * d, *base = out0 + ((all ? t : i) * n + h) * d;
       REAL *to = out + (i * n + h) * d, *sum = lse + place(t, h, n, L);
       REAL first = *sum, top = first, scores[s + 1], mass = 0;
       for (I j = 0; j < s; j++) {
@@ -190,7 +191,7 @@ void merge(I threads, I R, I n, I m, I d, I L, I s, double scale, const REAL *q,
 /* q, out, dout, dq [K, R, n, d] by block, of which step j is block (j + turn) % K; lses [K, B*n*L]. */
 void merge_bwd(I threads, I R, I n, I m, I d, I L, I K, I s, I turn, I cells, double scale_, const REAL *q, REAL *own,
                I row_s, I half, const REAL *out, const REAL *dout, const REAL *lses, const REAL *dq0, REAL *dq,
-               const I *active) {
+               const I *active, I all) {
   REAL scale = (REAL)scale_;
   I group = n / m;
   ROWS for (I i = 0; i < R; i++) {
@@ -205,7 +206,7 @@ void merge_bwd(I threads, I R, I n, I m, I d, I L, I K, I s, I turn, I cells, do
           const REAL *query = q + at, *grad = dout + at;
           REAL shared = inner(grad, out + at, d), lse = lses[later * cells + place(t, h, n, L)];
           REAL *to = dq + at;
-          if (later == s) memcpy(to, dq0 + (t * n + h) * d, d * sizeof *to);
+          if (later == s) memcpy(to, dq0 + ((all ? t : i) * n + h) * d, d * sizeof *to);
           for (I j = later == s ? 1 : s; j <= s; j++) {
             if (!j) continue;
             const REAL *k = own + ((j - 1) * R + i) * row_s + g * d, *v = k + half;
@@ -228,6 +229,47 @@ void merge_bwd(I threads, I R, I n, I m, I d, I L, I K, I s, I turn, I cells, do
         memcpy(k + half, dv, sizeof dv);
       }
     }
+  }
+}
+
+/* Scores [m, R*group, keys] of R query rows, whose tokens are `token` and whose document starts at token `start`, become
+   probabilities of the keys up to the query's own token; their log-sum-exps go into lse. */
+void causal_fwd(I threads, I m, I R, I group, I keys, I start, I L, double scale_, REAL *scores, REAL *lse,
+                const I *token) {
+  REAL scale = (REAL)scale_;
+  ROWS for (I i = 0; i < m * R * group; i++) {
+    REAL *row = scores + i * keys, mass = 0;
+    I t = token[i / group % R], seen = t - start + 1, h = i / (R * group) * group + i % group;
+    REAL top = largest(row, seen);
+    SUM(mass) for (I c = 0; c < seen; c++) {
+      REAL e = fast_exp((row[c] - top) * scale);
+      mass += e;
+      row[c] = e;
+    }
+    REAL share = 1 / mass;
+    LANES for (I c = 0; c < seen; c++) row[c] *= share;
+    memset(row + seen, 0, (keys - seen) * sizeof *row);
+    lse[place(t, h, m * group, L)] = top * scale + (REAL)log(mass);
+  }
+}
+
+/* Scores become probabilities under the given lse, and dp (the gradient of those) the gradient of q·k; out and dout
+   [R, m*group, d] of these rows. */
+void causal_bwd(I threads, I m, I R, I group, I keys, I start, I L, I d, double scale_, REAL *scores, REAL *dp,
+                const REAL *lse, const REAL *out, const REAL *dout, const I *token) {
+  REAL scale = (REAL)scale_;
+  ROWS for (I i = 0; i < m * R * group; i++) {
+    REAL *row = scores + i * keys, *grad = dp + i * keys;
+    I r = i / group % R, t = token[r], seen = t - start + 1, h = i / (R * group) * group + i % group;
+    I at = (r * m * group + h) * d;
+    REAL sum = lse[place(t, h, m * group, L)], shared = inner(dout + at, out + at, d);
+    LANES for (I c = 0; c < seen; c++) {
+      REAL e = fast_exp(row[c] * scale - sum);
+      row[c] = e;
+      grad[c] = e * (grad[c] - shared) * scale;
+    }
+    memset(row + seen, 0, (keys - seen) * sizeof *row);
+    memset(grad + seen, 0, (keys - seen) * sizeof *grad);
   }
 }
 

@@ -91,7 +91,7 @@ def merge(q: Tensor, kv: Tensor, out0: Tensor, lse: Tensor, out: Tensor, plan: P
     own = kv[plan.T :]
     call(
         "merge", q.dtype, R, n, m, d, lse.shape[2], s, float(scale), q, own, kv.stride(0), kv.stride(1), out0, lse, out,
-        plan.active,
+        plan.active, int(len(out0) != R),
     )  # fmt: skip
 
 
@@ -113,6 +113,7 @@ def merge_bwd(
     call(
         "merge_bwd", q.dtype, plan.R, n, kv.shape[2], d, lses.shape[3], plan.K, s, turn(plan), lses[0].numel(),
         float(scale), q, own, kv.stride(0), kv.stride(1), out, dout, lses, dq0, dq, plan.active,
+        int(len(dq0) != plan.R),
     )  # fmt: skip
 
 

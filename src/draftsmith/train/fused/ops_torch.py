@@ -105,12 +105,12 @@ def _lse_rows(lse: Tensor, rows: Tensor | None) -> Tensor:
 def merge(q: Tensor, kv: Tensor, out0: Tensor, lse: Tensor, out: Tensor, plan: Plan, s: int, scale: float) -> None:
     """Join the step-0 attention with the rows' own keys of steps 1…s.
 
-    q [R, n, d] of step s; kv [kv_rows, 2, m, d]; out0 [T, n, d] and lse [B, n, L] of the step-0 part: lse becomes the
-    joined one for active rows; out [R, n, d]."""
+    q [R, n, d] of step s; kv [kv_rows, 2, m, d]; out0 [T, n, d] (or of active rows) and lse [B, n, L] of the step-0
+    part: lse becomes the joined one for active rows; out [R, n, d]."""
     R, n, d = q.shape
     m = kv.shape[2]
     grouped = _wide(q).view(R, m, n // m, d)
-    base = out0 if plan.active is None else out0[plan.active]
+    base = out0 if len(out0) == R or plan.active is None else out0[plan.active]
     own_keys = [kv[plan.kv_block(j)] for j in range(1, s + 1)]
     parts = [_lse_rows(lse, plan.active)]
     parts += [(grouped * k[:, 0, :, None]).sum(-1).view(R, n) * scale for k in own_keys]
@@ -156,7 +156,7 @@ def merge_bwd(
         shared = (dos * split(out, step)).sum(-1)
         return p[..., None], (p * ((dos * v).sum(-1) - shared) * scale)[..., None], qs, dos
 
-    total = _wide(dq0 if plan.active is None else dq0[plan.active]).view(R, m, group, d).clone()
+    total = _wide(dq0 if len(dq0) == plan.R or plan.active is None else dq0[plan.active]).view(R, m, group, d).clone()
     for j in range(1, s + 1):
         k, v = (_wide(kv[plan.kv_block(j)][:, i])[:, :, None] for i in (0, 1))
         total += weights(s, k, v)[1] * k

@@ -26,6 +26,7 @@ from draftsmith.train.fused.arena import Arena
 from draftsmith.train.fused.attention import Causal, causal_part
 from draftsmith.train.fused.backward import backward
 from draftsmith.train.fused.context import ContextCausal
+from draftsmith.train.fused.cpu_attention import RowsCausal
 from draftsmith.train.fused.head import FullTeacher, LossInputs, loss_pass, target_normed, teacher_logits
 from draftsmith.train.fused.layout import FlatParams
 from draftsmith.train.fused.ops import ops_for
@@ -225,6 +226,8 @@ class FusedStep:
     def _causal(self, plan: Plan) -> Causal | ContextCausal:
         if plan.context is not None:
             return ContextCausal(plan.context, self.n, self.m, self.scale, self.kernel)
+        if self.ops.__name__.endswith("ops_native"):
+            return RowsCausal(plan.docs.spans, self.n, self.m, self.scale, plan.active, plan.T, self.arena)
         return causal_part(plan.docs, self.n, self.m, self.scale, self.kernel)
 
     def _forward(self, batch: StepBatch, plan: Plan) -> Kept:
@@ -311,10 +314,11 @@ class FusedStep:
         """The rows of Kept.x that queries are made from, in block order."""
         return x[plan.T :] if plan.compact else x
 
-    def full_rows(self, rows: Tensor, plan: Plan) -> Tensor:
-        """Active rows [R, n*d] → all rows [T, n, d] (zeros elsewhere), taken from the arena."""
-        if plan.active is None:
-            return rows.view(plan.T, self.n, self.d)
+    def query_heads(self, rows: Tensor, plan: Plan, causal: Causal | ContextCausal) -> Tensor:
+        """Active rows [R, n*d] as the attention takes them: [R, n, d], or all rows [T, n, d] (zeros elsewhere), taken
+        from the arena."""
+        if plan.active is None or isinstance(causal, RowsCausal):
+            return rows.view(-1, self.n, self.d)
         out = self.arena.take(plan.T, self.Nq, dtype=self.dtype).zero_()
         return out.index_copy_(0, plan.active, rows).view(plan.T, self.n, self.d)
 
@@ -325,12 +329,12 @@ class FusedStep:
 
     def _attend(self, kept: Kept, plan: Plan, s: int, q: Tensor, mixed: Tensor) -> None:
         mark = self.arena.mark()
-        out, lse, state = kept.causal.forward(self.full_rows(q, plan), *self.keys_values(kept.kv, plan))
+        out, lse, state = kept.causal.forward(self.query_heads(q, plan, kept.causal), *self.keys_values(kept.kv, plan))
         kept.lses[s].copy_(lse)
         heads = (-1, self.n, self.d)
         if s == 0:
-            flat = out.reshape(plan.T, self.Nq)
-            mixed.copy_(flat if plan.active is None else flat[plan.active])
+            flat = out.reshape(-1, self.Nq)
+            mixed.copy_(flat if plan.active is None or len(flat) == plan.R else flat[plan.active])
         else:
             own = kept.kv.view(-1, 2, self.m, self.d)
             self.ops.merge(q.view(heads), own, out, kept.lses[s], mixed.view(heads), plan, s, self.scale)
