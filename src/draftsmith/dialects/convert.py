@@ -39,6 +39,8 @@ def convert_folder(
     )
     if target is not None:
         _check_target(checkpoint, target)
+        if to == "speculators":
+            _lend_table(checkpoint, target)
     part = out.with_name(f".{out.name}.part")
     if part.exists():
         shutil.rmtree(part)
@@ -84,3 +86,17 @@ def _check_target(checkpoint: Checkpoint, target: Path) -> None:
         checkpoint.notes.append(
             "kept embed_tokens.weight: it differs from the target's, so it was trained (or is stale)"
         )
+
+
+def _lend_table(checkpoint: Checkpoint, target: Path) -> None:
+    """The target's embedding table among the tensors: speculators reads it from the target only where its own is NaN, and
+    a table that is missing from the file may be any memory after its from_pretrained (seen with 0.9.0)."""
+    from draftsmith.target.weights import read_embedding
+
+    if "embed_tokens.weight" in checkpoint.tensors:
+        return
+    checkpoint.tensors["embed_tokens.weight"] = read_embedding(target).to(checkpoint.tensors["fc.weight"].dtype)
+    checkpoint.config.own_embedding = True
+    checkpoint.notes.append(
+        "wrote the target's embed_tokens.weight beside: the speculators package may not load it itself"
+    )

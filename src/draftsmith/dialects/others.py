@@ -83,7 +83,7 @@ def speculators_config(c: Checkpoint, dtype: str, extra: dict[str, Any] | None) 
         "eagle_aux_hidden_state_layer_ids": flat["eagle_aux_hidden_state_layer_ids"],
         SIGNED: flat[SIGNED],
         **{s: flat[s] for s in SWITCHES},
-        "embed_requires_grad": c.config.own_embedding,
+        "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
     }
