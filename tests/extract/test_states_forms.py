@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +149,17 @@ def test_the_commands(tmp_path: Path, store: Path, tiny_target: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     code, text = go("verify", tmp_path / "fp8")
     assert code == 1 and "damaged" in text
+
+
+def test_an_exported_folder_says_its_layers_itself(tmp_path: Path, store: Path, tiny_target: Path) -> None:
+    """Without --aux-layers the default would be taken for the layers that are there."""
+
+    def go(*words: object) -> Any:
+        return CliRunner().invoke(app, ["states", *map(str, words)])
+
+    assert go("export", store, tmp_path / "spec").exit_code == 0
+    assert go("import", tmp_path / "spec", tmp_path / "in", "--model", tiny_target).exit_code == 0
+    assert Contract.load(tmp_path / "in").aux_layer_ids == IDS
+    other = go("import", tmp_path / "spec", tmp_path / "x", "--model", tiny_target, "--aux-layers", "2,4,5")
+    assert isinstance(other.exception, UserError) and "aux_layer_ids" in other.exception.what
+    assert not (tmp_path / "x").exists()

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def releases(
-    target: str = typer.Argument(help="The target: a folder, a config.json, or a hub id."),
+    target: str = typer.Argument(help="The target: a folder, a config.json, a hub id, or 'smollm2', the demo's own."),
     drafter: str = typer.Argument("", help="A drafter's folder or config.json, to ask for the pair."),
     engine: str = typer.Option("vllm", "--engine", help="vllm or sglang."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document."),

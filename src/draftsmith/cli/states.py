@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from draftsmith.cli.common import console, print_json
 from draftsmith.errors import Exit
+
+if TYPE_CHECKING:
+    from draftsmith.extract.store import StateStore
 
 
 def register(app: typer.Typer) -> None:
@@ -22,10 +25,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="states")
 
 
-def _summary(folder: str) -> dict[str, Any]:
+def _open(folder: str) -> StateStore:
+    """The store in a folder, in a run's folder, or at a URL."""
     from draftsmith.extract.store import StateStore
 
-    store = StateStore.open(folder)
+    if "://" not in folder and (Path(folder) / "extract" / "store.json").is_file():
+        return StateStore.open(Path(folder) / "extract")
+    return StateStore.open(folder)
+
+
+def _summary(folder: str) -> dict[str, Any]:
+    store = _open(folder)
     rows = max(len(store), 1)
     return {
         "folder": str(folder),
@@ -43,18 +53,17 @@ def _summary(folder: str) -> dict[str, Any]:
 
 
 def show(
-    folder: str = typer.Argument(help="folder of the store (a run's extract folder), or a URL (s3://…)"),
+    folder: str = typer.Argument(help="folder of the store, a run's folder, or a URL (s3://…)"),
     row: str | None = typer.Option(None, help="show one row: its shapes and the size of each stream"),
     as_json: bool = typer.Option(False, "--json", help="print JSON"),
 ) -> None:
     """What a store holds: rows, tokens, bytes, codec, layers."""
     from draftsmith.errors import UserError
-    from draftsmith.extract.store import StateStore
 
     if row is None:
         found = _summary(folder)
     else:
-        store = StateStore.open(folder)
+        store = _open(folder)
         try:
             s = store.read(row)
         except KeyError:
@@ -83,13 +92,11 @@ def show(
 
 
 def verify(
-    folder: str = typer.Argument(help="folder of the store, or a URL (s3://…)"),
+    folder: str = typer.Argument(help="folder of the store, a run's folder, or a URL (s3://…)"),
     as_json: bool = typer.Option(False, "--json", help="print JSON"),
 ) -> None:
     """Read every shard, compare its checksum, decode every row. Exit code 0: all is well, 1: something is not."""
-    from draftsmith.extract.store import StateStore
-
-    store = StateStore.open(folder)
+    store = _open(folder)
     problems = store.verify()
     if as_json:
         print_json({"ok": not problems, "rows": len(store), "tokens": store.tokens, "problems": problems})
@@ -144,17 +151,25 @@ def import_(
     source: Path = typer.Argument(help="data folder of speculators (it holds hidden_states/)"),
     target: Path = typer.Argument(help="folder to write the store to"),
     model: Path = typer.Option(..., help="the target's folder"),
-    aux_layers: str | None = typer.Option(None, help="ids of the aux layers, with commas; none = 2,n//2,n-3"),
+    aux_layers: str | None = typer.Option(
+        None, help="ids of the aux layers, with commas; none = those of the folder's contract.json, else 2,n//2,n-3"
+    ),
 ) -> None:
     """Read hidden states that speculators made, bit for bit. Resumable."""
-    from draftsmith.contract import Contract
+    from draftsmith.contract import FILE, Contract, require_agreement
     from draftsmith.extract.speculators import read_speculators
     from draftsmith.target.config import check_aux_layers, default_aux_layers, target_facts
 
     facts = target_facts(model)
     given = _layers(aux_layers)
+    own = Contract.load(source) if (source / FILE).is_file() else None  # of a folder that `states export` wrote
+    if given is None and own is not None:
+        given = own.aux_layer_ids
     ids = default_aux_layers(facts.num_layers) if given is None else check_aux_layers(given, facts.num_layers)
-    done = read_speculators(source, target, Contract(target=facts, aux_layer_ids=ids))
+    contract = Contract(target=facts, aux_layer_ids=ids)
+    if own is not None:
+        require_agreement(own, contract, str(source), "this call")
+    done = read_speculators(source, target, own or contract)
     console.print(f"{done['rows']:,} rows, {done['tokens']:,} tokens")
     for reason, count in done["left_out"].items():
         console.print(f"{count:,} left out: {reason}")

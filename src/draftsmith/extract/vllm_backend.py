@@ -55,7 +55,9 @@ class VllmBackend:
         name, fields = self.wire.ask(item.boundary)
         body = {
             "model": self.server.name,
-            "prompt": item.token_ids.tolist(),
+            # A row that fills the engine's length leaves no room for the one token that must be asked for: its last
+            # token stays out, whose state nothing is learnt from (wire.py lets the one before stand in).
+            "prompt": item.token_ids[: self.server.max_model_len - 1].tolist(),
             "max_tokens": 1,
             "temperature": 0,
             **fields,
@@ -107,6 +109,7 @@ def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any, na
     name: of its log in the extract stage's folder."""
     from draftsmith.engine.find import find_engine
     from draftsmith.engine.server import Server, serve_section
+    from draftsmith.target.config import load_config, text_config
     from draftsmith.target.resolve import resolve_target
 
     section, folder = run.recipe.extract, run.stage_dir("extract")
@@ -114,6 +117,8 @@ def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any, na
     wire = stack.enter_context(Wire(contract, folder))
     given = serve_section(run.recipe.engine)
     given["max_model_len"] = max(given["max_model_len"], section.max_length + 1)
+    if isinstance(most := text_config(load_config(target)).get("max_position_embeddings"), int):
+        given["max_model_len"] = min(given["max_model_len"], most)  # the engine refuses to start beyond it
     given["args"] = [*given["args"], *wire.arguments()]
     given["env"] = {**given["env"], **wire.environment()}
     server = stack.enter_context(
