@@ -21,6 +21,7 @@ from _two_engines import ask_all, both, in_turns, lengths, middle, random_rows
 
 from draftsmith.engine.find import find_engine
 from draftsmith.extract.codecs import make_codec
+from draftsmith.extract.packing import packed
 from draftsmith.extract.rows import Item, batches
 from draftsmith.extract.store import StateWriter
 from draftsmith.extract.vllm_backend import REQUESTS, VllmBackend
@@ -49,14 +50,14 @@ def main() -> None:
             return tokens
 
         def through(argmax: bool) -> int:
-            # Without a wish for argmax the first wanted position lies behind the row's end.
-            wanted = items if argmax else [Item(i.row_id, i.token_ids, i.tokens + 1) for i in items]
+            pair.wire.argmax = argmax
             folder = pair.work / "states"
             shutil.rmtree(folder, ignore_errors=True)
             with StateWriter(folder, pair.contract, make_codec("bf16")) as writer:
-                for batch, made in backend.stream(batches(wanted, 2048)):
-                    for item, states in zip(batch, made, strict=True):
-                        writer.add(item.row_id, states)
+                for _, found in packed(backend.stream(batches(items, 2048)), writer):
+                    for _, row in found:
+                        assert row is not None
+                        writer.put(row)
             return tokens
 
         sides = {"plain": plain, "states": lambda: through(False), "states and argmax": lambda: through(True)}
