@@ -12,9 +12,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from draftsmith.check.inputs import model_folder
 from draftsmith.cli.main import ORDER, build, main, of_the_system
-from draftsmith.recipe import parse_recipe
+from draftsmith.errors import UserError
+from draftsmith.recipe import TargetSection, parse_recipe
 from draftsmith.recipe_keys import sections
+from draftsmith.target.loading import bars_for_people_only
+from draftsmith.target.resolve import resolve_target
 
 ROOT = Path(__file__).parent.parent
 
@@ -102,3 +106,50 @@ def test_what_the_system_refuses_is_one_block(
     assert of_the_system(OSError(errno.EIO, "i/o", "x")) is None
     full = of_the_system(OSError(errno.ENOSPC, "No space left"))
     assert full is not None and "disk is full" in full.what
+
+
+def test_a_relative_target_says_from_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as e:
+        resolve_target(TargetSection(model="my-model"))
+    assert str(tmp_path) in e.value.why
+
+
+def test_the_demos_target_is_known_by_name_wherever_a_target_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    monkeypatch.setattr("draftsmith.target.smollm2.smollm2_folder", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("smollm2", "target") == tmp_path
+    assert call(monkeypatch, "releases", "smollm2") == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("convert", "a", "b", "--to", "sglnag"), "did you mean 'sglang'"),
+        (("parity",), "give --run"),
+        (("run", "no.yaml"), "draftsmith recipe"),
+    ],
+)
+def test_what_is_missing_is_told_first(
+    words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *words) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("people", [True, False])
+def test_bars_of_loading_are_for_people(people: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import logging
+
+    was = logging.is_progress_bar_enabled()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: people, raising=False)
+    try:
+        logging.enable_progress_bar()
+        bars_for_people_only()
+        assert logging.is_progress_bar_enabled() is people
+    finally:
+        (logging.enable_progress_bar if was else logging.disable_progress_bar)()

@@ -1,6 +1,6 @@
 """A whole run described in one YAML file; every command is one part of it.
 
-Unknown keys are refused with the nearest known one. Relative paths are taken from the recipe's folder.
+Unknown keys are refused with the nearest known one. Relative paths count from the folder that the command is given in.
 `draftsmith run RECIPE` (pipeline.py) walks the stages in `STAGES`; each stage command takes the same recipe or
 options that fill the same model.
 """

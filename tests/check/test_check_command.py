@@ -70,6 +70,9 @@ def test_could_not_tell_is_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     target, drafter = pair(tmp_path)
     done = run(target, drafter)
     assert done.exit_code == 3 and "CANNOT TELL" in done.stdout and "no engine" in done.stdout
+    assert "skip  gate.list" not in done.stdout, done.stdout
+    assert "those of the engine" in done.stdout
+    assert done.stdout.splitlines()[-1].strip().startswith("because no engine") and "install" in done.stdout
     Path(drafter, "model.safetensors").rename(Path(drafter, "pytorch_model.bin"))
     done = run(target, drafter, "--engine", engine("modern-v1"))
     assert done.exit_code == 3 and "never opened" in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.client import Answer, EngineClient
+from draftsmith.target.loading import bars_for_people_only
 from draftsmith.target.tokenizer import TargetTokenizer, stop_ids
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class LocalTarget:
         from transformers import AutoModelForCausalLM
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        bars_for_people_only()
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust_remote_code)
         self.model = model.to(self.device)
         self.model.eval()

@@ -42,10 +42,11 @@ def model_folder(text: str, what: str) -> Path:
     if not text.strip() or "\0" in text:
         raise UserError(f"the {what} is empty", "", f"give the folder of the {what}")
     path = Path(text).expanduser()
-    if what == "target" and text.lower() == "smollm2" and not path.exists():
-        from draftsmith.target.smollm2 import smollm2_folder
+    if what == "target" and text.lower() in ("smollm2", "gemma3-270m") and not path.exists():
+        from draftsmith.target.resolve import named_target
 
-        return smollm2_folder()
+        if named := named_target(text):
+            return named
     try:
         if path.is_dir():
             return _with_config(path, what)

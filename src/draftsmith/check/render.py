@@ -8,7 +8,8 @@ from rich.text import Text
 from draftsmith.check.types import CheckRow, Verdict
 
 MARK = {"pass": ("pass", "green"), "warn": ("WARN", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
-QUIET = ("needs --", "no contract.json")
+NO_ENGINE = "no engine given and none found"
+QUIET = ("needs --", "no contract.json", NO_ENGINE)
 """Skips that only say what the user left out: counted, not shown."""
 SAY = {"yes": ("YES", "bold green"), "no": ("NO", "bold red"), "unknown": ("CANNOT TELL", "bold yellow")}
 
@@ -29,7 +30,7 @@ def _row(console: Console, row: CheckRow, wide: int, everything: bool) -> None:
 def show(console: Console, verdict: Verdict, title: str, everything: bool = False) -> None:
     """everything: also evidence of passes and all skipped rows."""
     e = verdict.engine
-    name = "no engine found (draftsmith engine install, or --engine PATH)"
+    name = "no engine found"
     if e.name:
         name = f"{e.name} {e.version or '(unknown version)'} at {e.path}"
     console.print(f"{title}; {name}", markup=False, highlight=False, soft_wrap=True)
@@ -44,11 +45,14 @@ def show(console: Console, verdict: Verdict, title: str, everything: bool = Fals
     summary = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
     note = ""
     if quiet:
-        note = f"; not made: {', '.join(sorted({r.found.removeprefix('needs ') for r in quiet}))}"
+        left = {"those of the engine" if r.found == NO_ENGINE else r.found.removeprefix("needs ") for r in quiet}
+        note = f"; not made: {', '.join(sorted(left))}"
     console.print(Text.assemble((word, style), f"  {summary}{note}"), soft_wrap=True)
     if verdict.verdict == "unknown":
         why = [
             f"{r.id}: {r.found}" for r in rows if r.status == "skip" and (r.group == "gate" or r.id.startswith("form."))
         ]
+        if e.name is None:
+            why = [f"{NO_ENGINE}: draftsmith engine install, or --engine PATH"]
         for text in [w for w in why if "needs --" not in w][:4]:
             console.print(f"  because {text}", markup=False, highlight=False, soft_wrap=True)

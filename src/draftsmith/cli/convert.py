@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from draftsmith.cli.common import console, print_json
-from draftsmith.errors import UserError
+from draftsmith.errors import UserError, nearest
 
 DIALECTS = ("vllm", "speculators", "sglang", "eagle")
 
@@ -32,7 +32,12 @@ def register(app: typer.Typer) -> None:
         from draftsmith.dialects.convert import convert_folder
 
         if to not in DIALECTS:
-            raise UserError(f"--to {to!r}", "", f"one of {', '.join(DIALECTS)}")
+            close = nearest(to, tuple(DIALECTS))
+            raise UserError(
+                f"--to {to!r} is no dialect",
+                "",
+                f"did you mean {close[0]!r}?" if close else f"one of {', '.join(DIALECTS)}",
+            )
         if aux_meaning not in (None, "entering", "output"):
             raise UserError(f"--aux-meaning {aux_meaning!r}", "", "entering (vLLM's) or output (SGLang's)")
         try:

@@ -21,6 +21,7 @@ def show(found: dict[str, Any]) -> None:
             f"replayed {found['rows']} rows: acceptance length {a['acceptance_length']:.2f}, per position "
             f"{' '.join(f'{p:.2f}' for p in a['acceptance_per_position'])}, {found['nats_per_token']:.2f} nats per token",
             highlight=False,
+            soft_wrap=True,
         )
     if not found["causes"]:
         console.print("nothing wrong found: files, states, template, map and settings agree")

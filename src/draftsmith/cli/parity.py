@@ -83,6 +83,8 @@ def parity(
     ui = QuietUi() if as_json else ConsoleUi()
     if steps >= max_tokens:
         raise UserError(f"{steps} draft steps in {max_tokens} tokens", "", "give more tokens")
+    if run is None and (target is None or drafter is None or rows is None):
+        raise UserError("target, drafter and rows are needed", "", "give --run, or --target, --drafter and --rows")
     found_engine = None if engine == "none" else find_engine(engine)
     where = str(found_engine.site) if found_engine else None
     count = max(sample, predict)

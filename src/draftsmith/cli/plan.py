@@ -67,7 +67,9 @@ def plan(
         figures = with_recipe(figures, loaded)
         target = target or loaded.target.model
     if target is not None:
-        figures = with_target(figures, _config(target))
+        from draftsmith.target.config import load_config
+
+        figures = with_target(figures, load_config(target))
     made = make_plan(figures, stage)
     if as_json:
         print_json(made)
@@ -88,16 +90,6 @@ def _validate(options: dict[str, Any]) -> None:
             raise UserError(f"--{flag} is {value!r}", hint, f"known: {', '.join(known[name])}")
         if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
             raise UserError(f"--{flag} is {value}", "a count or rate is above zero", f"give --{flag} as it is")
-
-
-def _config(target: str) -> dict[str, Any]:
-    from draftsmith.recipe import TargetSection
-    from draftsmith.target.config import load_config
-    from draftsmith.target.resolve import SMOLLM2, resolve_target
-
-    if target.lower() == SMOLLM2:
-        return load_config(resolve_target(TargetSection(model=target)))
-    return load_config(target)
 
 
 def _bytes(n: float) -> str:

@@ -25,6 +25,9 @@ def finish(folder: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         table.add_row(row["stage"], row["status"], f"{row['seconds']:.0f}", closing_lines(row["stage"], row["result"]))
     console.print(table)
+    for row in rows:
+        if row["stage"] == "export" and row["result"].get("folder"):
+            console.print(f"drafter: {row['result']['folder']}", soft_wrap=True, highlight=False, markup=False)
     page = folder / "report" / "index.html"
     if page.exists():
         console.print(f"report: {page}", soft_wrap=True, highlight=False)

@@ -222,7 +222,7 @@ def find_engine(path: str | None = None) -> Engine:
                 f"no engine is installed in {engines_folder()}",
                 "capture, bench and serve run a real vLLM",
                 "draftsmith engine install; or name your own environment (--engine PATH, engine.path in the recipe, "
-                "DRAFTSMITH_ENGINE); or engine.path: reference for the built-in engine, without vLLM",
+                "DRAFTSMITH_ENGINE). A run, capture and bench also take 'reference', the built-in engine, in its place",
             )
         return managed[0]
     where = Path(path).expanduser().absolute()

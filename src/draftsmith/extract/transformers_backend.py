@@ -20,6 +20,7 @@ from draftsmith.errors import UserError
 from draftsmith.extract.codecs import topk_of_logits
 from draftsmith.extract.states import States
 from draftsmith.target.config import HIDDEN, LAYERS, load_config, size_of, text_config
+from draftsmith.target.loading import bars_for_people_only
 
 _HEAD_CHUNK = 256
 """Positions per lm_head product: bounds the logits to 256 x V."""
@@ -40,6 +41,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: str, trust_remote_code:
     """The target for inference. UserError where transformers cannot load it."""
     import transformers
 
+    bars_for_people_only()
     architecture = (load_config(folder).get("architectures") or [""])[0]
     cls = getattr(transformers, architecture, None) or transformers.AutoModelForCausalLM
     try:

@@ -9,10 +9,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "vocab": ("size", "coverage", "held_out_coverage"),
     "extract": ("rows", "tokens", "bytes", "tokens_per_second", "agreement"),
     "train": ("steps", "acceptance_length", "acceptance_per_position", "tokens_per_second"),
-    "export": ("tensors", "folder"),
+    "export": ("tensors",),
     "check": ("verdict", "engine", "warnings"),
     "bench": ("tokens_per_target_step", "acceptance_length", "acceptance_per_position", "lossless", "ties"),
-    "report": ("page",),
+    "report": (),
 }
 """Stage → the keys of its result that are worth a place in the table."""
 

@@ -42,10 +42,15 @@ def config_path(path: str | Path) -> Path:
 
 
 def load_config(path_or_id: str | Path, revision: str | None = None) -> dict[str, Any]:
-    """The parsed config.json of a folder, a file, or a hub id (only that one file is downloaded).
+    """The parsed config.json of a folder, a file, a hub id (only that one file is downloaded), or a name that
+    `target.resolve` knows.
 
     Raises UserError if it is missing, unreadable, or no mapping."""
     path = Path(path_or_id).expanduser()
+    if not path.exists():
+        from draftsmith.target.resolve import named_target
+
+        path = named_target(str(path_or_id)) or path
     if not path.exists() and not path.is_absolute() and str(path_or_id).count("/") <= 1 and path.suffix != ".json":
         from draftsmith.target.hub import hub_file
 

@@ -57,7 +57,7 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
     contract.with_(draft_vocab_size=choice.map.draft_size, vocab_map_hash=choice.map.hash()).save(folder)
     run.ui.note(
         f"draft vocab: {choice.map.draft_size:,} of {choice.map.vocab_size:,} tokens, coverage {choice.coverage:.2%} of the "
-        f"answer tokens" + (f" ({tested:.2%} on prompts that had no say)" if tested is not None else "")
+        f"answer tokens" + (f" ({tested:.2%} on prompts that had no part in the choice)" if tested is not None else "")
     )
     if choice.filler:
         run.ui.note(f"{choice.filler:,} of {choice.map.draft_size:,} slots are filler: the answers hold fewer tokens")
