@@ -13,7 +13,7 @@ import torch
 from draftsmith.contract import Contract, TargetFacts
 from draftsmith.engine.plugin_src.draftsmith_vllm import states
 from draftsmith.errors import UserError
-from draftsmith.extract.wire import Wire
+from draftsmith.extract.wire import RUNNER, Wire
 
 HIDDEN, VOCAB, LAYERS = 8, 50, [1, 3, 4]
 
@@ -198,3 +198,9 @@ def test_layers_must_be_ascending(monkeypatch: pytest.MonkeyPatch) -> None:
         states.settings()
     monkeypatch.delenv(states.VARIABLE)
     assert states.settings() is None
+
+
+def test_the_recipe_may_choose_the_runner(wire: Wire) -> None:
+    assert wire.environment()[RUNNER] == "0"
+    found = wire.environment({RUNNER: "1", "OTHER": "x", states.VARIABLE: "not this"})
+    assert found[RUNNER] == "1" and found["OTHER"] == "x" and "layers" in found[states.VARIABLE]

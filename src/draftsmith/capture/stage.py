@@ -159,7 +159,9 @@ def _keeping(run: Run, target: Path, folder: Path, contract: Contract, stack: Ex
     require_possible(run)
     decided = with_layers(contract, run.recipe.extract.aux_layers)
     wire = stack.enter_context(Wire(decided, folder))
-    server = stack.enter_context(_engine(run, target, folder, wire.arguments(), wire.environment()))
+    server = stack.enter_context(
+        _engine(run, target, folder, wire.arguments(), wire.environment(run.recipe.engine.env))
+    )
     return server, stack.enter_context(keeping(run, wire, decided, server.require_alive))
 
 

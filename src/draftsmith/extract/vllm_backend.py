@@ -120,7 +120,7 @@ def start(run: Run, contract: Contract, draft_ids: Tensor | None, stack: Any, na
     if isinstance(most := text_config(load_config(target)).get("max_position_embeddings"), int):
         given["max_model_len"] = min(given["max_model_len"], most)  # the engine refuses to start beyond it
     given["args"] = [*given["args"], *wire.arguments()]
-    given["env"] = {**given["env"], **wire.environment()}
+    given["env"] = wire.environment(given["env"])
     server = stack.enter_context(
         Server(find_engine(run.recipe.engine.path), target, log=folder / f"{name}.log", ui=run.ui, **given)
     )

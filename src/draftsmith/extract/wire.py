@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from draftsmith.engine.plugin_src.draftsmith_vllm.states import ARGMAX, FROM, KE
 from draftsmith.errors import Exit, UserError
 from draftsmith.extract.states import States
 
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 RAM_FOLDER = Path("/dev/shm")
 RAM_BYTES = 4 << 30
 """Files pass through memory where the RAM disk has so much room, else through the run's own disk."""
@@ -45,10 +46,11 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def environment(self) -> dict[str, str]:
-        """Variables for the engine. Its newer model runner is not tapped, so the older one (V1) is asked for."""
-        given = {"folder": str(self.folder), "layers": self.layers}
-        return {VARIABLE: json.dumps(given), "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    def environment(self, given: Mapping[str, str] | None = None) -> dict[str, str]:
+        """`given` with the variables for the engine. Both of its model runners are tapped; the older one (V1) is asked for
+        where `given` does not choose, since the newer one's tap was tried on a stand-in alone."""
+        asked = {"folder": str(self.folder), "layers": self.layers}
+        return {RUNNER: "0", **(given or {}), VARIABLE: json.dumps(asked)}
 
     def arguments(self) -> list[str]:
         """Flags for the engine: layers are part of its compile cache's key, or a graph without them could be loaded."""
