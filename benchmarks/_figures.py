@@ -24,7 +24,7 @@ def commit() -> str | None:
     return done.stdout.strip() or os.environ.get("COMMIT")  # a copy of the tree on a GPU host has no history
 
 
-def machine() -> str:
+def here() -> str:
     """Cores, and the GPU where the script has used one."""
     torch = sys.modules.get("torch")
     gpu = f"one {torch.cuda.get_device_name()}, " if torch is not None and torch.cuda.is_available() else ""
@@ -50,7 +50,7 @@ def write(
     made_from: str | None = None,
     out: Path = RESULTS,
 ) -> Path:
-    """Write the figure in the form that docs quote. machine: none = this CPU; made_from: the commit, none = git's."""
+    """Write the figure in the form that docs quote. machine: none = this one; made_from: the commit, none = git's."""
     numbers = isinstance(ours, int | float) and isinstance(theirs, int | float)
     ratio = round(ours / theirs, 4) if numbers and theirs else None
     path = out / f"{name}.json"
@@ -59,7 +59,7 @@ def write(
         {
             "claim": claim,
             "command": command(),
-            "machine": machine or f"{platform.machine()}, {os.cpu_count()} cores",
+            "machine": machine or here(),
             "versions": versions() | ({"vllm": engine_version} if engine_version else {}),
             "date": time.strftime("%Y-%m-%d"),
             "commit": made_from or commit(),

@@ -226,7 +226,7 @@ def main() -> None:
         import torch
 
         torch.zeros(1, device="cuda")  # names the machine in the results
-    args.machine = _figures.machine()
+    args.machine = _figures.here()
     ram = Path("/dev/shm")
     room = shutil.disk_usage(ram).free if ram.is_dir() else 0
     args.where = "RAM disk" if room > 24 << 30 else "disk"

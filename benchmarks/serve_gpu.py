@@ -183,7 +183,7 @@ def write_small(args: argparse.Namespace, bench: dict[str, Any], engine: Engine)
     ones = [found.get((w, "V2", 1), {}).get("tokens_per_second") for w in ("drafter", "none")]
     write(
         args.name or "serve_smollm2_h200",
-        claim=f"SmolLM2-135M with a drafter trained on a CPU: {top.get('tokens_per_target_step')} tokens per target step, "
+        claim=f"SmolLM2-135M with a trained drafter: {top.get('tokens_per_target_step')} tokens per target step, "
         f"per position {top.get('acceptance_per_position')}; its speed is {told} of that of no drafter{said}{ends}",
         ours=ones[0],
         theirs=ones[1],
