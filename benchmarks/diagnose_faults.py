@@ -6,7 +6,8 @@ match the fault, so that no file tells. On good drafters it must say that nothin
         --engine /opt/vllm --work out/faults [--seed 0] [--only NAME …]
 
 All replay is on the CPU and of the trainer's model; the engine is only read. One line a fault goes to WORK/rows.jsonl, so
-that a run that was stopped goes on; then benchmarks/results/diagnose_faults.json is written.
+that a run that was stopped goes on, and several seeds stand side by side; then benchmarks/results/diagnose_faults.json is
+written.
 """
 
 # ruff: noqa: E402
@@ -197,6 +198,7 @@ class Suite:
         causes = found.pop("_causes", [])
         row: dict[str, Any] = {
             "fault": name,
+            "seed": seed,
             "drafter": drafter.name,
             "contract": "matches the fault" if (home / "contract.json").exists() else "removed",
             "expected": list(FAULTS[name].expect) if name != GOOD else [],
@@ -256,18 +258,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--no-fit", action="store_true", help="leave out the faults that train (minutes each)")
+    parser.add_argument("--figure", action="store_true", help="measure nothing: the figure of what WORK holds")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     log = args.work / "rows.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    known = {(r["fault"], r["drafter"]) for r in rows}
+    known = {(r["fault"], r["drafter"], r["seed"]) for r in rows}
     drafters = [d.resolve() for d in args.drafters]
     args.drafters = drafters
     jobs = [(GOOD, d) for d in drafters]
     jobs += [(name, drafters[random.Random(f"{args.seed}:{name}").randrange(len(drafters))]) for name in FAULTS]
     suite: Suite | None = None
     for name, drafter in jobs:
-        if (name, drafter.name) in known or (args.only and name not in args.only):
+        if (name, drafter.name, args.seed) in known or (args.only and name not in args.only) or args.figure:
             continue
         if args.no_fit and name != GOOD and FAULTS[name].needs == "fit":
             continue
@@ -288,12 +291,14 @@ def main() -> None:
 def write_figure(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     faults = [r for r in rows if r["fault"] != GOOD]
     good = [r for r in rows if r["fault"] == GOOD]
+    kinds = len({r["fault"] for r in faults})
     first = sum(r["rank"] == 1 for r in faults)
     three = sum(r["rank"] is not None and r["rank"] <= 3 for r in faults)
     _figures.write(
         "diagnose_faults",
         claim=f"faults whose true cause diagnose puts first, of {len(faults)}; among the first three: {three}; on "
-        f"{len(good)} good drafters it finds nothing wrong on {sum(r['rank'] == 1 for r in good)}",
+        f"{len(good)} looks at good drafters it finds nothing wrong in {sum(r['rank'] == 1 for r in good)}; {kinds} of the "
+        f"table's {len(FAULTS)} kinds, {len({r['seed'] for r in rows})} draws of sizes and places",
         ours=first,
         theirs=len(faults),
         unit="faults",

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import overfitted
 
 from draftsmith.contract import Contract
+from draftsmith.diagnose import signals
 from draftsmith.diagnose.rank import apply, diagnose
 from draftsmith.diagnose.replay import Replayer, Score, acceptance
 from draftsmith.diagnose.subject import Sampler, SampleRow, Subject
@@ -27,6 +28,7 @@ from draftsmith.extract.codecs import make_codec
 from draftsmith.extract.states import States
 from draftsmith.extract.store import StateWriter
 from draftsmith.target.config import target_facts
+from draftsmith.target.tokenizer import TargetTokenizer
 from draftsmith.target.weights import read_embedding
 from draftsmith.ui import QuietUi
 
@@ -123,6 +125,29 @@ def test_nothing_is_said_of_a_good_one(spoilt: Callable[..., Subject]) -> None:
     found = diagnose(spoilt(), QuietUi())
     assert found["causes"] == [] and found["verdict"] == "nothing wrong found"
     assert found["acceptance"]["acceptance_length"] > 2
+
+
+def test_prompts_are_compared_with_the_template_at_both_ends(spoilt: Callable[..., Subject]) -> None:
+    subject = spoilt()
+    tokenizer = TargetTokenizer.load(subject.target)
+    asked = [tokenizer.render([{"role": "user", "content": f"Name {i} birds."}]) for i in range(4)]
+    think, begin = tokenizer.encode("<think>\n"), tokenizer.encode("x")
+    for prompts, words in (
+        (asked, []),
+        ([*asked[:2], *([*ids, *think] for ids in asked[2:])], []),
+        ([[*ids, *think] for ids in asked], ["end otherwise"]),
+        ([[*begin, *ids] for ids in asked], ["begin otherwise"]),
+    ):
+        subject.prompts = prompts
+        causes = [c.cause for c in signals.template(subject)]
+        assert len(causes) == len(words) and all(w in c for w, c in zip(words, causes, strict=True))
+
+
+def test_a_text_is_continued_as_the_target_would(pair: tuple[Path, Path, list[SampleRow]]) -> None:
+    target, _, rows = pair
+    row = rows[0]
+    known = row.boundary + 12
+    assert Sampler(target).continuation(row.token_ids[:known], 4) == row.token_ids[known : known + 4]
 
 
 def test_a_rope_that_replay_cannot_judge_is_told_last(spoilt: Callable[..., Subject], tmp_path: Path) -> None:

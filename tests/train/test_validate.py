@@ -29,6 +29,14 @@ def test_walk_jumps_behind_what_was_accepted():
     assert found.conditional == [3 / 4, 1 / 3, 0.0]
 
 
+def test_the_last_draft_counts_past_the_end_as_the_engine_does():
+    accepted = [0, 3, 0, 0, 0, 3, 0, 0]
+    cut = walk(accepted, boundary=2, tokens=8, K=3)
+    whole = walk(accepted, boundary=2, tokens=8, K=3, past=3)
+    assert (cut.drafts, cut.accepted, cut.tokens) == (2, [2, 1, 1], 6)
+    assert (whole.drafts, whole.accepted, whole.tokens) == (2, [2, 2, 2], 6)
+
+
 def test_walk_over_a_text_of_one_token_drafts_nothing():
     assert walk([0] * 5, boundary=4, tokens=5, K=2).drafts == 0
     assert walk([0] * 5, boundary=5, tokens=5, K=2).tokens == 0

@@ -8,7 +8,7 @@ larger gap is a disagreement, and `draftsmith diagnose` looks for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,12 @@ def predict(target: Path, drafter: Path, texts: Sequence[Text], steps: int) -> d
     sets: dict[str, Acceptance] = {}
     sampler = Sampler(target)
     for text in texts:
-        row = sampler.row(text)
-        if row is None:
+        if len(text.token_ids) < text.boundary + 4:
             continue
-        found = acceptance(setup, [row], steps)
+        # What the last draft of a text proposes beyond its end is counted by the engine too.
+        row = sampler.row(replace(text, token_ids=text.token_ids + sampler.continuation(text.token_ids, steps)))
+        assert row is not None
+        found = acceptance(setup, [row], steps, past=steps)
         sets.setdefault(row.source, Acceptance([0] * steps)).__iadd__(found)
         total += found
     return total.as_dict() | {"texts": len(texts), "sets": {n: a.as_dict() for n, a in sets.items()}}

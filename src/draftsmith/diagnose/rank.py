@@ -54,7 +54,7 @@ def counterfactuals(subject: Subject, base: Score, ui: Ui) -> list[Cause]:
     found: list[Cause] = []
     for family, best in bests.values():
         if best[0] > max(MIN_GAIN, SIGMAS * best[1]):
-            reached = _further(family, subject, screens[family.steps], whole, base, best)
+            reached = _further(family, subject, whole, base, best)
             found.append(_cause(_named(family, setup, reached[3]), *reached))
     found = _distinct(found)
     before = base_acceptance(subject).length
@@ -69,21 +69,18 @@ def counterfactuals(subject: Subject, base: Score, ui: Ui) -> list[Cause]:
 Best = tuple[float, float, str, Setup]
 
 
-def _further(family: Family, subject: Subject, screen: Replayer, whole: Replayer, base: Score, best: Best) -> Best:
-    """From the best variant on, as long as the family's next step gains more on the small sample; then on the whole."""
+def _further(family: Family, subject: Subject, whole: Replayer, base: Score, best: Best) -> Best:
+    """From the best variant on, as long as the family's next step gains more. Neighbouring streams are alike: only the
+    whole sample tells them apart."""
     if family.further is None:
         return best
-    at, setup, label = screen.score(best[3]).mean, best[3], best[2]
     for _ in range(STEPS_ON):
-        steps = [(screen.score(s).mean, n, s) for n, s in family.further(subject, setup)]
-        better = min(steps, key=lambda x: x[0], default=None)
-        if better is None or better[0] > at - MIN_GAIN / 2:
+        steps = [(*whole.score(s).gain_over(base), n, s) for n, s in family.further(subject, best[3])]
+        better = max(steps, key=lambda x: x[0], default=None)
+        if better is None or better[0] <= best[0]:
             break
-        at, label, setup = better
-    if setup is best[3]:
-        return best
-    gain, error = whole.score(setup).gain_over(base)
-    return (gain, error, label, setup) if gain > best[0] else best
+        best = better
+    return best
 
 
 def _named(family: Family, before: Setup, after: Setup) -> Family:

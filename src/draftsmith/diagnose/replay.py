@@ -123,13 +123,15 @@ def score(setup: Setup, rows: list[SampleRow], steps: int = 2) -> Score:
 
 
 @torch.no_grad()
-def acceptance(setup: Setup, rows: list[SampleRow], steps: int) -> Acceptance:
-    """The engine's walk over every row under `setup`."""
+def acceptance(setup: Setup, rows: list[SampleRow], steps: int, past: int = 0) -> Acceptance:
+    """The engine's walk over every row under `setup`. past: tokens at each row's end that were never output (`walk`)."""
     model = setup.module()
     total = Acceptance([0] * steps)
     for row in rows:
         batch = setup.batch(row)
-        total += walk(agreement(batch, proposals(model, batch, steps)).tolist(), row.boundary, row.tokens, steps)
+        total += walk(
+            agreement(batch, proposals(model, batch, steps)).tolist(), row.boundary, row.tokens - past, steps, past
+        )
     return total
 
 

@@ -85,6 +85,16 @@ def coverage(subject: Subject, setup: Setup) -> Iterator[Cause]:
         )
 
 
+WORDS = ("zebra", "What is 7 + 5?", "1", "Über uns")
+"""Questions that have nothing in common: what their renderings share is the template's."""
+
+
+def _common(lists: list[list[int]]) -> list[int]:
+    """The longest beginning that all share."""
+    count = next((i for i, some in enumerate(zip(*lists, strict=False)) if len(set(some)) > 1), min(map(len, lists)))
+    return lists[0][:count]
+
+
 def template(subject: Subject) -> Iterator[Cause]:
     """Do the training prompts begin and end as the served template makes them? Compared as token ids."""
     prompts = subject.prompts or [r.token_ids[: r.boundary] for r in subject.train_rows]
@@ -93,12 +103,9 @@ def template(subject: Subject) -> Iterator[Cause]:
     tokenizer = _tokenizer(subject)
     if tokenizer is None or not tokenizer.has_template:
         return
-    word = "zebra"
     thinking = subject.contract.thinking if subject.contract else "default"
-    ids = tokenizer.render([{"role": "user", "content": word}], thinking or "default")  # type: ignore[arg-type]
-    at = next((i for i in range(len(ids)) if word.startswith(tokenizer.decode([ids[i]]).strip() or "\0")), len(ids))
-    end = next((i for i in range(len(ids), at, -1) if word not in tokenizer.decode(ids[i - 1 :])), len(ids))
-    head, tail = ids[:at], ids[end:]
+    asked = [tokenizer.render([{"role": "user", "content": w}], thinking or "default") for w in WORDS]  # type: ignore[arg-type]
+    head, tail = _common(asked), _common([ids[::-1] for ids in asked])[::-1]
     bad_head = sum(p[: len(head)] != head for p in prompts)
     bad_tail = sum(p[len(p) - len(tail) :] != tail for p in prompts) if tail else 0
     for what, bad, want, got in (

@@ -142,6 +142,18 @@ class Sampler:
             row.row_id, getattr(row, "source", ""), ids, row.boundary, streams, self.backend.tops(streams[-1])
         )
 
+    @torch.no_grad()
+    def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """The target's next `count` greedy tokens."""
+        model = self.backend.model
+        given, kept, out = torch.as_tensor([list(token_ids)]).to(self.backend.device), None, list[int]()
+        for _ in range(count):
+            found = model(input_ids=given, past_key_values=kept, use_cache=True, logits_to_keep=1)
+            kept = found.past_key_values
+            out.append(int(found.logits[0, -1].argmax()))
+            given = torch.as_tensor([out[-1:]]).to(self.backend.device)
+        return out
+
     def rows(self, some: Sequence[Any], limit: int, max_tokens: int) -> list[SampleRow]:
         """Up to `limit` of the rows (see `row`)."""
         found = (self.row(row, max_tokens) for row in some[:limit])

@@ -103,14 +103,15 @@ def agreement(batch: StepBatch, proposed: Tensor) -> Tensor:
     return torch.stack(right).long().cumprod(0).sum(0)
 
 
-def walk(accepted: list[int], boundary: int, tokens: int, K: int) -> Acceptance:
+def walk(accepted: list[int], boundary: int, tokens: int, K: int, past: int = 0) -> Acceptance:
     """The engine's walk over one text. accepted[t]: proposals from row t that it would accept; boundary: index of the
-    answer's first token; tokens: length of the text. The last token ends the request: nothing is drafted after it."""
+    answer's first token; tokens: length of the text. The last token ends the request: nothing is drafted after it.
+    past: so many tokens that the target would have said next are known as well. The engine counts what it accepts of them
+    in the last draft, though it is never output (vllm/v1/core/sched/scheduler.py counts before it cuts)."""
     found = Acceptance([0] * K, tokens=max(tokens - boundary, 0))
     t = boundary - 1
     while t + 1 < tokens - 1:
-        # what lies past the end of the text is never output
-        n = min(accepted[t], tokens - t - 2)
+        n = min(accepted[t], tokens + past - t - 2)
         found.drafts += 1
         for i in range(n):
             found.accepted[i] += 1
