@@ -104,6 +104,8 @@ def test_what_the_system_refuses_is_one_block(
     said = capsys.readouterr().err
     assert f"error: {tmp_path}/runs: permission denied" in said and "fix:" in said
     assert of_the_system(OSError(errno.EIO, "i/o", "x")) is None
+    own = of_the_system(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".conv.part")))
+    assert own is not None and own.what == f"{tmp_path}: permission denied"
     full = of_the_system(OSError(errno.ENOSPC, "No space left"))
     assert full is not None and "disk is full" in full.what
 

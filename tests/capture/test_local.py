@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from capture_support import make_run, write_prompts
 from draftsmith.capture.local import LocalTarget, Wanted, choose_tokens
 from draftsmith.capture.rows import iter_rows
 from draftsmith.capture.stage import STAGE
+from draftsmith.engine.server import BF16_FLAGS
 from draftsmith.stage import execute
+
+READ = Path.read_text
 
 
 @pytest.fixture
@@ -31,6 +35,20 @@ def test_padding_changes_nothing(target: Path) -> None:
     together = local.answer(asked)
     assert together == [local.answer([w])[0] for w in asked]
     assert all(0 < len(a) <= 12 for a in together)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the files' own type")
+@pytest.mark.parametrize(("asked", "has_bf16", "got"), [
+    ("auto", False, torch.float32), ("auto", True, torch.bfloat16), ("float32", True, torch.float32),
+])  # fmt: skip
+def test_a_cpu_computes_in_the_type_that_it_multiplies(
+    target: Path, monkeypatch: pytest.MonkeyPatch, asked: str, has_bf16: bool, got: torch.dtype
+) -> None:
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    flag = "".join(BF16_FLAGS if has_bf16 else ())
+    monkeypatch.setattr(Path, "read_text", lambda p, **_: flag if str(p) == "/proc/cpuinfo" else READ(p))
+    assert LocalTarget(target, dtype=asked).model.dtype == got
 
 
 def test_greedy_is_what_transformers_says(target: Path) -> None:

@@ -219,7 +219,8 @@ def _in_process(run: Run, target: Path, tokenizer: TargetTokenizer | None) -> Se
             "set target.trust_remote_code if you trust the target's code, or capture from a server",
         )
     run.ui.note("the target answers in this process (plain transformers), as engine.path says")
-    model, most = LocalTarget(target, run.recipe.target.trust_remote_code), run.recipe.capture.concurrency
+    model = LocalTarget(target, run.recipe.target.trust_remote_code, run.recipe.engine.dtype)
+    most = run.recipe.capture.concurrency
     return Servers(clients=[LocalClient(model, tokenizer, batch=most)], limit=most)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, NoReturn
 
@@ -164,8 +166,11 @@ def of_the_system(e: OSError) -> UserError | None:
             "make room and run the same command again; it goes on from here",
         )
     if e.errno in REFUSED and e.filename is not None:
+        path = Path(os.fsdecode(e.filename))
+        if path.name.startswith("."):  # a name of our own, for what is not whole yet
+            path = path.resolve().parent
         return UserError(
-            f"{e.filename}: {REFUSED[e.errno]}",
+            f"{path}: {REFUSED[e.errno]}",
             "it has to be read or written here",
             "give another path, or put its permissions right",
         )
