@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from draftsmith.cli.main import app
 from draftsmith.dialects import native
 from draftsmith.errors import UserError
+from draftsmith.extract import stage as extract
+from draftsmith.extract.store import StateStore
+from draftsmith.extract.streamed import open_stream
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.pipeline import open_run
 from draftsmith.recipe import load_recipe
@@ -45,6 +48,21 @@ def test_memory_and_ring_give_the_same_drafter_and_leave_nothing(recipe):
     assert other["stream"]["peak_bytes"] <= 1_000_000 and not list(folder.glob("ring-*"))
     _, stored, _ = train(recipe, "c")  # the fixture's store holds random states: another drafter
     assert stored != weights
+
+
+def test_a_stream_is_read_in_the_order_of_the_store(recipe, tmp_path):
+    """The trainer draws packs from a source's own order: another one would be other batches for the same rows and seed."""
+    import shutil
+
+    made = Path(load_recipe(recipe).folder)
+    shutil.copytree(made.parent, tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / made.name / "extract")
+    settings = {"out": str(tmp_path / "other"), "extract.self_check_rows": 0, "extract.batch_tokens": 64}
+    run = open_run(load_recipe(recipe, settings), QuietUi())
+    execute(extract.STAGE, run)
+    store = StateStore.open(run.stage_dir("extract"))
+    with open_stream(run, run.stage_dir("train")) as stream:
+        assert [e.row_id for e in stream.index] == [e.row_id for e in store.index]
 
 
 class Killed(BaseException):

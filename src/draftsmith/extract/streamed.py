@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from draftsmith.contract import Contract
 from draftsmith.errors import UserError
 from draftsmith.extract.feed import FeedFigures, Pack
-from draftsmith.extract.rows import Item
+from draftsmith.extract.rows import Item, batches
 from draftsmith.extract.shard import Entry
 from draftsmith.extract.states import States
 
@@ -178,7 +178,8 @@ def open_stream(run: Run, folder: Path) -> StreamedStates:
     contract, (codec, _) = Contract.load(run.stage_dir("extract")), settle_codec(run)
     layers, hidden, rank = len(contract.aux_layer_ids or ()), contract.target.hidden_size, Ranks.current().rank
     limit, figures = int(section.stream_buffer_gb * 1e9), FeedFigures()
-    rows = list(items(run, Counter()))
+    # In the order in which extract would have stored them: the trainer draws its packs from a source's own order.
+    rows = [i for batch in batches(items(run, Counter()), run.recipe.extract.batch_tokens) for i in batch]
     largest = pack_bytes(codec, [max(rows, key=lambda i: i.tokens)], layers, hidden) if rows else 0
     if largest > limit:
         raise UserError(
