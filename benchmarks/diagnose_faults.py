@@ -259,6 +259,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--no-fit", action="store_true", help="leave out the faults that train (minutes each)")
     parser.add_argument("--figure", action="store_true", help="measure nothing: the figure of what WORK holds")
+    parser.add_argument("--note", default="", help="a sentence to add to the figure's claim")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     log = args.work / "rows.jsonl"
@@ -298,7 +299,8 @@ def write_figure(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         "diagnose_faults",
         claim=f"faults whose true cause diagnose puts first, of {len(faults)}; among the first three: {three}; on "
         f"{len(good)} looks at good drafters it finds nothing wrong in {sum(r['rank'] == 1 for r in good)}; {kinds} of the "
-        f"table's {len(FAULTS)} kinds, {len({r['seed'] for r in rows})} draws of sizes and places",
+        f"table's {len(FAULTS)} kinds, {len({r['seed'] for r in rows})} draws of sizes and places"
+        + (f"; {args.note}" if args.note else ""),
         ours=first,
         theirs=len(faults),
         unit="faults",

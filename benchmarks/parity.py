@@ -4,7 +4,8 @@ prompts; and the trainer's model agrees with the engine's own drafter class at e
     python benchmarks/parity.py --engine /opt/vllm --work out/parity [--target SMOLLM2 --drafters A B C --rows CAPTURE]
 
 Tiny targets of Qwen and of latent-attention (MLA) form with overfitted drafters (tests/bench/overfitted.py) are measured
-here; the SmolLM2 drafters' figures are those of results/demo_seeds.json, and with --drafters their class is compared.
+here; the SmolLM2 drafters' figures are those of results/demo_seeds.json, and with --drafters their class is compared; the
+other families' are those of results/target_table.json, whose drafters were replayed on the engine's own states.
 """
 
 # ruff: noqa: E402
@@ -98,6 +99,24 @@ def smollm2(args: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]:
     return out
 
 
+def families() -> list[dict[str, Any]]:
+    """Counts of target_table.py's overfitted drafters, as rates."""
+    out = []
+    for row in read_json(_figures.RESULTS / "target_table.json")["rows"]:
+        if "engine_counts" in row:
+            ours, theirs = row["replayed_counts"], row["engine_counts"]
+            out.append(
+                {
+                    "drafter": f"tiny {row['family']}, {row['form']} form",
+                    "predicted": [round(n / ours[0], 6) for n in ours[1:]],
+                    "measured": [round(n / theirs[0], 6) for n in theirs[1:]],
+                    "drafts": theirs[0],
+                    "measured_by": "target_table.json",
+                }
+            )
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", required=True)
@@ -105,9 +124,19 @@ def main() -> None:
     parser.add_argument("--target", type=Path)
     parser.add_argument("--drafters", type=Path, nargs="*", default=[])
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--tiny", nargs="*", default=list(TINY), choices=list(TINY), help="tiny pairs measured here")
     args = parser.parse_args()
     engine = find_engine(args.engine)
-    rows = [*smollm2(args, engine), *(tiny(kind, engine, args.work.resolve()) for kind in TINY)]
+    rows = [*smollm2(args, engine), *families()]
+    write(rows, engine)
+    for kind in args.tiny:
+        rows.append(tiny(kind, engine, args.work.resolve()))
+        write(rows, engine)
+    print(json.dumps(rows, indent=1))
+
+
+def write(rows: list[dict[str, Any]], engine: Engine) -> None:
+    """The figure of what has been measured so far."""
     for row in rows:
         row["largest_gap"] = round(max(abs(a - b) for a, b in zip(row["predicted"], row["measured"], strict=True)), 4)
     _figures.write(
@@ -120,7 +149,6 @@ def main() -> None:
         rows=rows,
         engine_version=engine.version,
     )
-    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
