@@ -32,15 +32,16 @@ def test_the_stage_writes_a_checkpoint_that_reads_back_and_is_skipped_then(recip
 
 
 @pytest.mark.slow
-def test_two_processes_by_torchrun_finish_the_stage_once(recipe):
+@pytest.mark.parametrize("context", [1, 2])
+def test_two_processes_by_torchrun_finish_the_stage_once(recipe, context):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "draftsmith.train.worker", str(recipe)]
+    command += ["-m", "draftsmith.train.worker", str(recipe), "--set", f"train.context_parallel={context}"]
     for expected in ("done", "done"):  # the second time there is nothing to do
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         record = json.loads((best_of(recipe) / "run.json").read_text())
         assert record["status"] == expected
-    assert record["result"]["packs"] == 8
+    assert record["result"]["packs"] == 8 // context
     native.read(best_of(recipe) / "best")
 
 
