@@ -7,6 +7,7 @@ pins), which only these tests' side process sees.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,16 @@ def site():
         if done.returncode:
             pytest.skip(f"speculators cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
         (folder / ".complete").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_target(tmp_path_factory, tiny_target):
+    """The tiny target with heads of 32, the smallest that the CPU engine has a kernel for."""
+    folder = tmp_path_factory.mktemp("target") / "tiny-llama-32"
+    shutil.copytree(tiny_target, folder)
+    sizes = json.loads((folder / "config.json").read_text()) | {"num_attention_heads": 2, "num_key_value_heads": 1}
+    (folder / "config.json").write_text(json.dumps(sizes | {"head_dim": 32}))
     return folder
 
 
