@@ -93,6 +93,17 @@ def test_ctrl_c_says_what_it_left(
     assert says in capsys.readouterr().err
 
 
+def test_ctrl_c_before_the_command_is_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftsmith.cli.main._Root.make_context", interrupted)
+    assert call(monkeypatch, "recipe") == 130
+    assert "stopped\n" in capsys.readouterr().err
+
+
 def test_what_the_system_refuses_is_one_block(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -74,6 +74,8 @@ def test_broken_yaml(tmp_path, text):
 def test_missing_recipe(tmp_path):
     with pytest.raises(UserError, match="no recipe at"):
         load_recipe(tmp_path / "no.yaml")
+    with pytest.raises(UserError, match="is a folder, not a recipe"):
+        load_recipe(tmp_path)
 
 
 def test_packaged_recipes_are_valid():

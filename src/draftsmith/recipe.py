@@ -318,8 +318,14 @@ def load_recipe(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
         raise UserError(
             f"no recipe at {path}", "", "give the path of a YAML file; `draftsmith recipe > mine.yaml` writes one"
         ) from None
+    except IsADirectoryError:
+        raise UserError(
+            f"{path} is a folder, not a recipe", "", "give a YAML file; `draftsmith recipe > mine.yaml` writes one"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise UserError(f"{path} is not readable YAML: {e}", "", "mend the file") from None
+        raise UserError(
+            f"{path} is not readable YAML: {e}", "", "mend the file; `draftsmith recipe` prints a right one"
+        ) from None
     if isinstance(raw, dict):
         lay_over(raw, overrides or {})
     return parse_recipe(raw, str(path))

@@ -56,6 +56,9 @@ ORDER = (
 GOES_ON = ("demo", "run", "capture", "vocab", "extract", "train", "export", "bench", "report", "engine", "states")
 """Commands that, stopped and given again, go on where they were."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 REFUSED = {
     errno.EACCES: "permission denied",
     errno.EPERM: "not permitted",
@@ -84,8 +87,8 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 class _Root(TyperGroup):
-    """Lists its commands in ORDER, whichever modules they come from; says what Ctrl-C has left. typer would end on it
-    without a word. (Contexts are Any: newer typers carry a click of their own.)"""
+    """Lists its commands in ORDER, whichever modules they come from; ends on Ctrl-C with 130, as older typers do not.
+    (Contexts are Any: newer typers carry a click of their own.)"""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=_rank)
@@ -94,14 +97,14 @@ class _Root(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            stopped()
+            raise SystemExit(INTERRUPTED) from None
 
 
 def stopped() -> NoReturn:
     """Say whether the command that was interrupted can be given again, and end with 130."""
     resumes = len(sys.argv) > 1 and sys.argv[1] in GOES_ON
     error_console.print("stopped; the same command goes on from here" if resumes else "stopped", markup=False)
-    raise SystemExit(130)
+    raise SystemExit(INTERRUPTED)
 
 
 @cache
@@ -147,6 +150,10 @@ def main() -> None:
     except UserError as e:
         show_error(e, "--json" in sys.argv)
         raise SystemExit(int(e.code)) from None
+    except SystemExit as e:
+        if e.code != INTERRUPTED:
+            raise
+        stopped()  # typer ends on Ctrl-C without a word
     except KeyboardInterrupt:
         stopped()
     except OSError as e:
