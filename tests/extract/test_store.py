@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from draftsmith.extract.codecs import FP8, dequantize, make_codec, topk_of_logit
 from draftsmith.extract.shard import HEADER_ROOM
 from draftsmith.extract.states import States, TopK
 from draftsmith.extract.store import StateStore, StateWriter, drop
+from draftsmith.record import sha256_file
 from made_states import facts, states_of
 
 G, A = 16, 3
@@ -131,6 +134,59 @@ def test_killed_anywhere_the_bytes_are_those_of_an_uninterrupted_run(tmp_path: P
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     store = StateStore.open(tmp_path / "cut")
     assert store.skipped == {"r7": "nan"} and len(store) == 39 and store.verify() == []
+
+
+def test_full_shards_are_summed_together_and_named_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, fails = threading.Event(), [], [True]
+
+    def first_is_slow(path: Path) -> str:
+        begun.append(path.name)
+        if path.name == ".shard-00000.part" and fails:
+            go.wait(10)
+            raise OSError("no such luck")
+        return sha256_file(path)
+
+    monkeypatch.setattr(shard, "sha256_file", first_is_slow)
+    w = StateWriter(tmp_path / "cut", contract(), make_codec("bf16"), shard_bytes=HEADER_ROOM + 20_000)
+    for i in range(40):
+        w.add(f"r{i}", row(i))
+        if w._next == 3:
+            break
+    until = time.monotonic() + 5
+    while len(begun) < 3 and time.monotonic() < until:
+        time.sleep(0.005)
+    assert sorted(begun) == [f".shard-0000{i}.part" for i in range(3)]
+    assert not list((tmp_path / "cut").glob("shard-*"))
+    go.set()
+    with pytest.raises(OSError, match="no such luck"):
+        w.close()
+    assert not list((tmp_path / "cut").glob("shard-*"))  # none may be named without the first
+    fails.clear()
+    for folder in ("cut", "whole"):
+        write(tmp_path / folder, range(40), shard_bytes=HEADER_ROOM + 20_000)
+    assert StateStore.open(tmp_path / "cut").verify() == []
+    assert [e.row_id for e in StateStore.open(tmp_path / "cut").index] == [f"r{i}" for i in range(40)]
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_lost_shard_takes_the_later_ones_with_it(tmp_path: Path) -> None:
+    """Power failed while several were being finished, and the first one's bytes had not reached the disk."""
+    child = os.fork()
+    if not child:
+        shard.sha256_file = lambda path: time.sleep(60) or ""
+        w = StateWriter(tmp_path / "cut", contract(), make_codec("bf16"), shard_bytes=HEADER_ROOM + 20_000)
+        for i in range(40):
+            w.add(f"r{i}", row(i))
+            if w._next == 3:
+                die()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert len(list((tmp_path / "cut").glob(".shard-*.journal"))) == 4
+    (tmp_path / "cut" / ".shard-00000.part").write_bytes(b"")
+    for folder in ("cut", "whole"):
+        write(tmp_path / folder, range(40), shard_bytes=HEADER_ROOM + 20_000)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
 def test_a_row_that_the_kill_damaged_is_written_again(tmp_path: Path) -> None:

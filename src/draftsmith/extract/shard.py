@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -183,8 +184,9 @@ class ShardWriter:
         self._file.close()
         self._log.close()
 
-    def close(self) -> list[Entry]:
-        """Finish the shard; returns its index. An empty one leaves nothing behind."""
+    def close(self, turn: Callable[[], object] | None = None) -> list[Entry]:
+        """Finish the shard; returns its index. An empty one leaves nothing behind. turn: called before the shard gets
+        its name, once it is synced and summed (it may wait for another's, or raise)."""
         if not self.entries:
             self.release()
             self.part.unlink(missing_ok=True)
@@ -200,6 +202,8 @@ class ShardWriter:
         self.release()
         final = self.folder / f"{self.name}.safetensors"
         digest = sha256_file(self.part)
+        if turn is not None:
+            turn()
         self.part.replace(final)
         index = {"sha256": digest, "bytes": self.bytes, "rows": [asdict(e) for e in self.entries]}
         write_json(self.folder / f"{self.name}.json", index)

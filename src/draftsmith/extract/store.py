@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +39,9 @@ FORMAT = 1
 STEPS: dict[int, Step] = {0: lambda facts: {"params": {}, **facts}}
 """Format → how to make the next one of it. 0 had no number, and no codec with parameters."""
 SHARD_BYTES = 1_000_000_000
+FINISHING = 4
+"""Full shards that are synced and summed at a time, beside the one being filled: a core sums 1.4 GB a second, which is what
+one engine gives."""
 _OPEN_SHARDS = 64
 
 
@@ -97,13 +100,15 @@ class StateWriter:
         self._next = 0
         self.done: set[str] = set()
         """Ids of the rows that are stored or skipped."""
-        self._finishing: Future[Any] | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shard")
+        self._finishing: deque[Future[Any]] = deque()
+        self._pool = ThreadPoolExecutor(FINISHING, thread_name_prefix="shard")
         self._shard = self._recover()
         self.done |= {e.row_id for e in self._shard.entries} | set(self.skipped)
 
     def _recover(self) -> ShardWriter:
         """The shard to go on with; `done` gets the rows of those that are finished."""
+        for left in self.folder.glob(".shard-*.json.*.part"):  # killed while an index was written
+            left.unlink()
         while True:
             name, following = _shard_name(self._next), _shard_name(self._next + 1)
             index, journal = self.folder / f"{name}.json", self.folder / f".{following}.journal"
@@ -115,8 +120,10 @@ class StateWriter:
             shard = ShardWriter(self.folder, name)
             if not journal.is_file():
                 return shard
-            if not shard.entries:  # lost, though the next was begun: its rows come again in their order
-                journal.unlink()
+            if not shard.entries:  # lost, though the next were begun: their rows come again in their order
+                for later in self.folder.glob(".shard-*.journal"):
+                    if later.stem > f".{name}":
+                        later.unlink()
                 return shard
             shard.close()  # killed while it was being finished beside the next
 
@@ -160,23 +167,29 @@ class StateWriter:
         self.done.add(row_id)
 
     def _roll(self) -> None:
-        """Begin the next shard; the full one is synced and summed beside it."""
-        self._settle()
-        self._finishing = self._pool.submit(self._shard.close)
+        """Begin the next shard; full ones are synced and summed beside it, and get their names in their order: of the
+        shards without an index only the first few can be unfinished after a kill."""
+        while len(self._finishing) >= FINISHING or (self._finishing and self._finishing[0].done()):
+            self._first_finished()
+        turn = self._finishing[-1].result if self._finishing else None
+        self._finishing.append(self._pool.submit(self._shard.close, turn))
         self._next += 1
         self._shard = ShardWriter(self.folder, _shard_name(self._next))
 
     def _settle(self) -> None:
-        """Wait for the shard that is being finished; raises what that met."""
-        finishing, self._finishing = self._finishing, None
-        if finishing is not None:
-            finishing.result()
+        """Wait for the shards that are being finished; raises what that met."""
+        while self._finishing:
+            self._first_finished()
+
+    def _first_finished(self) -> None:
+        self._finishing[0].result()  # one that failed stays here: no later shard may get its name without it
+        self._finishing.popleft()
 
     def close(self) -> None:
         """Finish the open shard; the store can be appended to later (a new shard begins then)."""
         try:
+            self._shard.close(self._settle)
             self._settle()
-            self._shard.close()
         finally:
             self._pool.shutdown()
 

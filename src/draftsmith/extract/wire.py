@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.engine.plugin_src.draftsmith_vllm.states import ARGMAX, FROM, KEY, VARIABLE
@@ -118,7 +120,7 @@ class Wire:
             )
         first, begins = max(boundary - 1, 0), len(ids) - len(last)
         if n < T:
-            streams, last = torch.cat([streams, streams[-1:]]), torch.cat([last, last[-1:]])
+            streams, last = _last_again(streams), _last_again(last)
             tops = torch.cat([tops, tops.new_full((1,), -1)])
         aux = streams[:T]
         if self._also_last:
@@ -131,3 +133,9 @@ class Wire:
             final=last[max(first - begins, 0) : max(T - begins, 0)],
             argmax=tops[first:T].long() if self.argmax else None,
         )
+
+
+def _last_again(x: Tensor) -> Tensor:
+    """bf16 [n, …] → [n + 1, …]. numpy's copy, not torch's: that would start a team of threads in each of the callers'."""
+    bits = x.view(torch.int16).numpy()
+    return torch.from_numpy(np.concatenate([bits, bits[-1:]])).view(torch.bfloat16)
