@@ -66,6 +66,34 @@ def test_a_long_request_beside_many_short_ones_keeps_its_tokens(carrier: Carrier
     assert len(long.pieces) < 60
 
 
+def test_requests_of_every_length_share_a_ring_that_is_too_small(
+    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Kept.write
+    monkeypatch.setattr(Kept, "write", lambda *a: (time.sleep(0.002), write(*a))[1])  # places are reused meanwhile?
+    random = np.random.default_rng(3)
+    live: dict[Kept, tuple[list[int], int]] = {}
+    whole: dict[str, tuple[list[int], int]] = {}
+    for step in range(150):
+        while len(live) < 3:
+            name, first = f"q{len(whole) + len(live)}-{step}", int(random.integers(0, 3))
+            live[Kept(name, first)] = ([], int(random.integers(3, 40)))
+        placed, tokens = {}, []
+        for kept, (own, _) in live.items():
+            n = 1 if own else int(random.integers(1, 4))
+            new = [int(t) for t in random.integers(0, 60, n)]
+            placed[kept] = (len(own), len(tokens), n)
+            own += new
+            tokens += new
+        carrier.rows(*given(tokens), placed)
+        for kept in [k for k, (own, most) in live.items() if len(own) >= most]:
+            whole[kept.name] = (live.pop(kept)[0], kept.first)
+            carrier.ended(kept)
+    assert len(whole) > 15
+    for name, (own, first) in whole.items():
+        check(wait_for(tmp_path / f"{name}.safetensors"), own, first)
+
+
 def test_the_runner_waits_where_files_are_not_written(
     carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,9 @@ from . import NAME, logger
 
 AT_ONCE = 2
 """Steps whose states may wait on the device; each takes max_num_batched_tokens rows there."""
+STEPS_CPU, STEPS_GPU = 4, 8
+"""Full steps that the ring holds. On a GPU answers of a few hundred tokens then end before their place is needed again, and
+nothing of them is moved: 64 at once, 300 tokens of prompt and 256 of answer each, are 36,000 rows; a full step is 8,192."""
 BUFFERS = 512
 """Parts of a file written by one call (the system's limit is 1,024)."""
 
@@ -119,7 +122,7 @@ class Kept:
         self.end = at + n
 
     def move_out(self, ring: Rows) -> None:
-        """Copy what lies in the ring into memory of its own."""
+        """Copy what lies in the ring into memory of its own: all of it, so that this comes once a round of the ring."""
         import numpy as np
 
         mine = [p for p in self.pieces if p[0] is ring]
@@ -150,6 +153,8 @@ class Kept:
 
     def write(self, folder: Path, layers: Sequence[int], hidden: int) -> None:
         """One safetensors file: header and the rows as they lie, then a rename."""
+        import numpy as np
+
         n, skip = self.end - self.start, min(max(self.first - self.start, 0), self.end - self.start)
         shapes: tuple[tuple[str, str, list[int], int], ...] = (
             ("streams", "BF16", [n, len(layers) - 1, hidden], 2),
@@ -172,7 +177,7 @@ class Kept:
             past = min(skip, k)
             skip -= past
             parts.append(_bytes(memory.last[where + past : where + k]))
-        parts += [_bytes(m.ids[a : a + k]) for m, a, k in self.pieces]
+        parts.append(_bytes(np.concatenate([m.ids[a : a + k] for m, a, k in self.pieces])))
         parts.append(_bytes(self.argmax()))
         parts = [p for p in parts if len(p)]
         part = folder / f".{self.name}.part"
@@ -218,8 +223,8 @@ class Ring:
         self.size, self._head, self._count = rows, 0, 0
         self.filled: deque[Segment] = deque()
 
-    def room(self, n: int) -> Segment:
-        """The next n rows. Waits for files that are written from them; moves out who goes on."""
+    def room(self, n: int, pool: ThreadPoolExecutor) -> Segment:
+        """The next n rows. Waits for files that are written from them; `pool` moves out who goes on."""
         a = self._head if self._head + n <= self.size else 0
         while self.filled:
             old = self.filled[0]
@@ -227,11 +232,16 @@ class Ring:
             skipped = a < self._head and old.a >= self._head
             if not skipped and not (old.a < a + n and a < old.b):
                 break
-            wait(old.writes)
+            moved = []
             for kept in old.placed:
-                if not kept.over:
+                # Who was looked through since has nothing here any more: all that was found then was moved.
+                if not kept.over and kept.since <= old.number:
                     kept.settle(self)
-                    kept.move_out(self.memory)
+                    # By several threads: one alone, with a ring full of prompts, holds up the engine for a second.
+                    moved.append(pool.submit(kept.move_out, self.memory))
+            wait([*old.writes, *moved])
+            for future in moved:
+                future.result()
             self.filled.popleft()
         self._head, self._count = a + n, self._count + 1
         segment = Segment(a, a + n, self._count)
@@ -244,7 +254,7 @@ class Carrier:
 
     def __init__(self, folder: Path, layers: Sequence[int], hidden: int, max_tokens: int, threads: int = 0) -> None:
         self.folder, self.layers, self.hidden = folder, layers, hidden
-        self._rows = 4 * max_tokens
+        self._max_tokens = max_tokens
         self._ring: Ring | None = None
         self._stream: Any = None
         self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -292,9 +302,11 @@ class Carrier:
     def _do_rows(self, streams: Any, last: Any, ids: Any, placed: Placed, mark: Any) -> None:
         n = ids.shape[0]
         if self._ring is None or self._ring.size < n:
-            self._ring = Ring(max(self._rows, n), len(self.layers), self.hidden, ids.device)
+            steps = STEPS_GPU if ids.device.type == "cuda" else STEPS_CPU
+            rows = max(steps * self._max_tokens, n)
+            self._ring = Ring(rows, len(self.layers), self.hidden, ids.device)
         ring = self._ring
-        segment = ring.room(n)
+        segment = ring.room(n, self.pool)
         here = slice(segment.a, segment.b)
         if mark is None:  # numpy's copies, not torch's: those would start threads beside the engine's
             ring.memory.streams[here], ring.memory.last[here] = _bits(streams), _bits(last)
