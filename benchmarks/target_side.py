@@ -26,8 +26,10 @@ LIMIT, WORKERS = 240, 2
 def engine(job, **more):
     from vllm import LLM
 
+    if job["dtype"] != "float32":  # a GPU, which two jobs share
+        more["gpu_memory_utilization"] = 0.3
     return LLM(
-        model=job["target"], skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=256,
+        model=job["target"], skip_tokenizer_init=True, enforce_eager=True, dtype=job["dtype"], max_model_len=256,
         enable_prefix_caching=False, seed=0, disable_log_stats=False, max_num_seqs=8, max_num_batched_tokens=512,
         **job.get("args", {}), **more,
     )  # fmt: skip

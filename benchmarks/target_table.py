@@ -178,12 +178,17 @@ def replay(home: Path, place: Path) -> dict[str, Any]:
     return counts
 
 
-def check_words(home: Path, place: Path, engine: str) -> tuple[str, list[str]]:
+def check_words(home: Path, place: Path, engine: str, dtype: str) -> tuple[str, list[str]]:
     from draftsmith.check.run import check_pair
     from draftsmith.check.types import Options
 
     options = Options(
-        method="eagle3", plugin=True, num_speculative_tokens=K, max_model_len=256, dtype="float32", platform="cpu"
+        method="eagle3",
+        plugin=True,
+        num_speculative_tokens=K,
+        max_model_len=256,
+        dtype=dtype,
+        platform="cpu" if dtype == "float32" else "cuda",
     )
     verdict = check_pair(str(home / "target"), str(place / "drafter-eagle3"), engine, options)
     return verdict.verdict, [f"{r.id}: {r.found}"[:200] for r in verdict.checks if r.status == "fail"]
@@ -209,6 +214,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=240, help="no new engine process of a step after so long")
     parser.add_argument("--lock", default="", help="hold this file's lock while the engine runs")
+    parser.add_argument("--dtype", default="float32", help="of the engine; another one means a GPU, and bare rows")
     parser.add_argument("--only", default="", help="families, comma separated; none = all")
     args = parser.parse_args()
     from draftsmith.engine.find import find_engine
@@ -221,7 +227,7 @@ def main() -> None:
     for f in families:
         if not (homes[f.name] / "target" / "generation_config.json").is_file():
             _families.write_target(f, homes[f.name] / "target")
-    captures = [capture_job(f, homes[f.name]) for f in families]
+    captures = [capture_job(f, homes[f.name], args.dtype) for f in families]
     for vision in (False, True):
         run_side(engine, [j for j in captures if j["vision"] is vision], work, args.seconds, args.lock)
     for f, form, place in pairs:
@@ -230,11 +236,11 @@ def main() -> None:
             continue
         place.mkdir(exist_ok=True)
         fitted = fit(f, form, homes[f.name], place)
-        fitted["verdict"], fitted["failed"] = check_words(homes[f.name], place, str(engine.site))
+        fitted["verdict"], fitted["failed"] = check_words(homes[f.name], place, str(engine.site), args.dtype)
         (place / "fit.json").write_text(json.dumps(fitted))
         print("fitted", f.name, form, fitted["loss"], fitted["verdict"], flush=True)
     ready = [(f, form, place) for f, form, place in pairs if (place / "fit.json").is_file()]
-    serves = [serve_job(f, homes[f.name], place) for f, _, place in ready]
+    serves = [serve_job(f, homes[f.name], place, args.dtype) for f, _, place in ready]
     for vision in (False, True):
         run_side(engine, [j for j in serves if j["vision"] is vision], work, args.seconds, args.lock)
     rows = [row_of(f, form, homes[f.name], place) for f, form, place in pairs]
@@ -248,16 +254,16 @@ def main() -> None:
     write(rows, engine.version)
 
 
-def capture_job(f: _families.Family, home: Path) -> dict[str, Any]:
+def capture_job(f: _families.Family, home: Path, dtype: str) -> dict[str, Any]:
     return {"kind": "capture", "target": str(home / "target"), "args": engine_args(f), "layers": LAYERS,
-            "states": str(home / "states"), "prompts": prompts(), "max_tokens": ANSWER,
+            "states": str(home / "states"), "prompts": prompts(), "max_tokens": ANSWER, "dtype": dtype,
             "vision": f.wrap == "qwen3_vl_moe", "out": str(home / "capture.json")}  # fmt: skip
 
 
-def serve_job(f: _families.Family, home: Path, place: Path) -> dict[str, Any]:
+def serve_job(f: _families.Family, home: Path, place: Path, dtype: str) -> dict[str, Any]:
     spec = {"method": "eagle3", "model": str(place / "drafter-eagle3"), "num_speculative_tokens": K}
     return {"kind": "serve", "target": str(home / "target"), "args": engine_args(f), "speculative": spec,
-            "prompts": prompts(), "max_tokens": SERVED, "vision": f.wrap == "qwen3_vl_moe",
+            "prompts": prompts(), "max_tokens": SERVED, "dtype": dtype, "vision": f.wrap == "qwen3_vl_moe",
             "out": str(place / "serve.json")}  # fmt: skip
 
 
