@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +57,19 @@ class Limits:
     args: list[str]
 
 
+LAST_ROW = "until the last row is in the store"
+LAST_ANSWER = "until the last answer"
+
+
+@dataclass(frozen=True)
+class Done:
+    """One turn of a side: the tokens that count and its seconds, and the seconds after which certain things had come."""
+
+    tokens: int
+    seconds: float
+    marks: dict[str, float] = field(default_factory=dict)
+
+
 class Asker:
     """One running server of a target. wire: where a tapped one hands over its states."""
 
@@ -85,20 +97,21 @@ class Asker:
         """Tensors of all rows in this process, their ids compared."""
         return sum(s.tokens for _, made in self._stream(rows, Path(), False) for s in made)
 
-    def store(self, rows: Sequence[Sequence[int]], folder: Path, argmax: bool = False) -> int:
-        """As the extract stage does it: checked, packed and stored, bf16."""
-        folder = fresh(folder)
-        tokens = 0
+    def store(self, rows: Sequence[Sequence[int]], folder: Path, argmax: bool = False) -> Done:
+        """As the extract stage does it: checked, packed and stored, bf16; the last shard summed and closed."""
+        folder, tokens, started = fresh(folder), 0, time.perf_counter()
         with StateWriter(folder, self.contract, make_codec("bf16")) as writer:
             for batch, found in packed(self._stream(rows, Path(), argmax), writer):
                 for _, row in found:
                     assert row is not None
                     writer.put(row)
                 tokens += sum(i.tokens for i in batch)
-        return tokens
+            last_row = time.perf_counter() - started
+        return Done(tokens, time.perf_counter() - started, {LAST_ROW: last_row})
 
 
 def fresh(folder: Path) -> Path:
+    """Before the clock starts: freeing gigabytes of the last turn is no part of this one."""
     shutil.rmtree(folder / "states", ignore_errors=True)
     return folder / "states"
 
@@ -251,35 +264,41 @@ def _generate(asker: Asker, prompt: Sequence[int], n: int, **more: Any) -> dict[
     )
 
 
-def answers(plain: Asker, prompts: Sequence[Sequence[int]], n: int, at_once: int) -> int:
-    found = spread(len(prompts), at_once, lambda i: _generate(plain, prompts[i], n))
+def answers(plain: Asker, prompts: Sequence[Sequence[int]], sizes: Sequence[int], at_once: int) -> int:
+    found = spread(len(prompts), at_once, lambda i: _generate(plain, prompts[i], sizes[i]))
     return sum(len(a["choices"][0]["token_ids"]) for a in found)
 
 
-def answers_kept(tapped: Asker, prompts: Sequence[Sequence[int]], n: int, at_once: int, store: Path) -> int:
+def answers_kept(
+    tapped: Asker, prompts: Sequence[Sequence[int]], sizes: Sequence[int], at_once: int, store: Path
+) -> Done:
     """As one-pass capture does it: the keeper stores each row's states once the row is there."""
     assert tapped.wire is not None
     tapped.wire.argmax = True
-    with StateWriter(fresh(store), tapped.contract, make_codec("bf16")) as writer:
+    folder, started, marks = fresh(store), time.perf_counter(), {}
+    with StateWriter(folder, tapped.contract, make_codec("bf16")) as writer:
         keeper = Keeper(tapped.wire, writer, tapped.server.require_alive, 1 << 20)
         try:
 
             def one(i: int) -> int:
                 name, fields = keeper.ask()
-                ids = _generate(tapped, prompts[i], n, **fields)["choices"][0]["token_ids"]
+                ids = _generate(tapped, prompts[i], sizes[i], **fields)["choices"][0]["token_ids"]
                 row = SimpleNamespace(row_id=f"r{i}", token_ids=[*prompts[i], *ids], boundary=len(prompts[i]))
                 keeper.keep(row, name)
                 keeper.settled([row])
                 return len(ids)
 
-            return sum(spread(len(prompts), at_once, one))
+            tokens = sum(spread(len(prompts), at_once, one))
+            marks[LAST_ANSWER] = time.perf_counter() - started
         finally:
             keeper.close()
+        marks[LAST_ROW] = time.perf_counter() - started
+    return Done(tokens, time.perf_counter() - started, marks)
 
 
-def answers_of_example(example: Asker, prompts: Sequence[Sequence[int]], n: int, at_once: int) -> int:
+def answers_of_example(example: Asker, prompts: Sequence[Sequence[int]], sizes: Sequence[int], at_once: int) -> int:
     def one(i: int) -> int:
-        answer = _generate(example, prompts[i], n, kv_transfer_params={"include_output_tokens": True})
+        answer = _generate(example, prompts[i], sizes[i], kv_transfer_params={"include_output_tokens": True})
         ids = answer["choices"][0]["token_ids"]
         load_example(answer, [*prompts[i], *ids])
         return len(ids)
@@ -287,31 +306,47 @@ def answers_of_example(example: Asker, prompts: Sequence[Sequence[int]], n: int,
     return sum(spread(len(prompts), at_once, one))
 
 
+Side = Callable[[bool], int | Done]
+"""True: the warming turn, of a few rows."""
+
+
 def in_turns(
-    sides: dict[str, Callable[[], int]], rounds: int, left: Callable[[], float], share: float
-) -> dict[str, list[float]]:
+    sides: dict[str, Side],
+    rounds: int,
+    left: Callable[[], float],
+    share: float,
+    after: Callable[[dict[str, list[float]]], None],
+) -> None:
     """Tokens per second of each side, after one warming turn; a side that fails drops out. share: of the time that is
-    left now, which the turns may take."""
+    left now, which the turns may take. after: gets the figures after every round."""
     until = left() * (1 - share)
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for n in itertools.count(-1):
-        if n >= rounds or (n > 0 and left() < until):
+    found: dict[str, list[float]] = {}
+    alive, longest = dict(sides), 0.0
+    for n in range(rounds + 1):
+        if n > 1 and left() - longest < until:
             break
-        for name in list(sides) if n % 2 else list(sides)[::-1]:
-            if name not in found or (n >= 0 and left() < 3):
+        begun = time.perf_counter()
+        for name in list(alive) if n % 2 else list(alive)[::-1]:
+            if n and left() < 3:
                 continue
             started = time.perf_counter()
             try:
-                tokens = sides[name]()
+                done = alive[name](n == 0)
             except Exception as e:
                 print(f"{name} failed: {type(e).__name__} {str(e)[:600]}", flush=True)
-                del found[name]
+                del alive[name]
+                found = {k: v for k, v in found.items() if k != name and not k.startswith(f"{name}, ")}
                 continue
-            rate = round(tokens / (time.perf_counter() - started), 1)
-            print(f"round {n + 1}: {name}: {rate:,.1f} tokens/s (of {tokens:,})", file=sys.stderr, flush=True)
-            if n >= 0:
-                found[name].append(rate)
-    return {name: rates for name, rates in found.items() if rates}
+            if not isinstance(done, Done):
+                done = Done(done, time.perf_counter() - started)
+            for mark, seconds in {"": done.seconds, **done.marks}.items():
+                rate, key = round(done.tokens / seconds, 1), f"{name}, {mark}" if mark else name
+                print(f"round {n}: {key}: {rate:,.1f} tokens/s (of {done.tokens:,})", file=sys.stderr, flush=True)
+                if n:
+                    found.setdefault(key, []).append(rate)
+        longest = max(longest, time.perf_counter() - begun)
+        if n:
+            after(found)
 
 
 def best(found: dict[str, list[float]], *names: str) -> float | None:

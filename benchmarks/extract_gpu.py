@@ -29,6 +29,7 @@ import _figures
 from _states_fleet import (
     Fleet,
     Limits,
+    Side,
     answers,
     answers_kept,
     answers_of_example,
@@ -65,6 +66,8 @@ QWEN3_8B = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+WARM = 16
+"""Rows, or tokens of an answer, of the turn that only warms up."""
 SHARE = {"small": 0.06, "8b": 0.17}
 """Of the GPU's memory, that must be free when a server starts; its KV cache is given in bytes."""
 KV_GIB = {"small": 2, "8b": 6}
@@ -86,9 +89,10 @@ class Case:
             target=self.facts, aux_layer_ids=default_aux_layers(self.facts.num_layers), final_state="pre_norm"
         )
         big = name == "8b"
-        count = args.rows or (64 if big else 384)
+        count = args.rows or (224 if big else 1536)
         self.rows = random_rows(lengths(count, args.shortest, args.longest), self.facts.vocab_size)
-        self.prompts = random_rows(lengths(args.prompts or (128 if big else 512), 100, 500, 1), self.facts.vocab_size)
+        self.prompts = random_rows(lengths(args.prompts or (224 if big else 512), 100, 500, 1), self.facts.vocab_size)
+        self.sizes = lengths(len(self.prompts), args.answer // 2, args.answer * 3 // 2, 2)
         self.at_once = args.at_once or (64 if big else 128)
         self.agreement: list[Any] = []
         self.note = {
@@ -105,11 +109,11 @@ class Case:
             extra += ["--gpu-memory-utilization", str(SHARE[self.name])]
         if self.name == "8b":
             extra += ["--load-format", "dummy"]
-        limits = Limits(max(self.args.longest + 1, 500 + self.args.answer), self.args.dtype, extra)
+        limits = Limits(max(self.args.longest + 1, 501 + self.args.answer * 3 // 2), self.args.dtype, extra)
         fleet.add(self.name, self.folder, self.contract, limits, work, self.args.servers)
 
     def measure(self, fleet: Fleet, store: Path) -> None:
-        """The four figures, each of which may fail alone."""
+        """The figures, each of which may fail alone."""
         for part in (self.agree, self.two_pass, self.one_pass):
             if self.left() < 10:
                 print(f"{self.name}: no time left for {part.__name__}", flush=True)
@@ -136,61 +140,77 @@ class Case:
 
     def agree(self, fleet: Fleet, store: Path) -> None:
         """Layers' relative L2 between the ways on four rows: the older runner's tap is the base."""
+        if len(self.args.servers) < 3:
+            return
         self.agreement = compare(fleet.of(self.name), self.rows[:4], self.facts, self.folder)
         print(json.dumps(self.agreement), flush=True)
 
     def two_pass(self, fleet: Fleet, store: Path) -> None:
-        asked = fleet.of(self.name)
-        tokens = sum(len(r) for r in self.rows)
-        sides: dict[str, Callable[[], int]] = {}
+        asked, args = fleet.of(self.name), self.args
+
+        def rows(warm: bool) -> list[list[int]]:
+            return self.rows[:WARM] if warm else self.rows
+
+        sides: dict[str, Side] = {}
         if "plain" in asked:
-            sides["plain"] = lambda: plain_prefill(asked["plain"], self.rows)
+            sides["plain"] = lambda w: plain_prefill(asked["plain"], rows(w))
         for name in ("tapped", "tapped-v1"):
             if name in asked:
-                sides[f"{name}, stored"] = lambda a=asked[name]: a.store(self.rows, store)
+                sides[f"{name}, stored"] = lambda w, a=asked[name]: a.store(rows(w), store)
         main = next((n for n in ("tapped", "tapped-v1") if n in asked), None)
-        if main is not None:
-            sides[f"{main}, handed over"] = lambda: asked[main].hand_over(self.rows)
-            sides[f"{main}, stored with argmax"] = lambda: asked[main].store(self.rows, store, argmax=True)
+        if main is not None and not args.stored_only:
+            sides[f"{main}, handed over"] = lambda w: asked[main].hand_over(rows(w))
+            sides[f"{main}, stored with argmax"] = lambda w: asked[main].store(rows(w), store, argmax=True)
         if "example" in asked:
-            sides["example, handed over"] = lambda: example_rows(asked["example"], self.rows)
-        found = in_turns(sides, self.args.rounds, self.left, 0.55)
-        note = {**self.note, "rows": len(self.rows), "tokens": tokens, "store": str(self.args.where)}
-        rows = [{"side": k, "tokens_per_second": v} for k, v in found.items()] + [note]
-        self.write(
-            "two_pass",
-            "two-pass extraction, stored, against plain prefill of the same rows (medians)",
-            best(found, "tapped, stored", "tapped-v1, stored"),
-            best(found, "plain"),
-            rows,
-        )
-        self.write(
-            "example",
-            "rows to tensors with ids compared: ours against vLLM's example connector (medians)",
-            best(found, "tapped, handed over", "tapped-v1, handed over"),
-            best(found, "example, handed over"),
-            [*rows, *self.agreement],
-        )
+            sides["example, handed over"] = lambda w: example_rows(asked["example"], rows(w))
+        note = {**self.note, "rows": len(self.rows), "tokens": sum(map(len, self.rows)), "store": str(args.where)}
+
+        def write(found: dict[str, list[float]]) -> None:
+            made = [{"side": k, "tokens_per_second": v} for k, v in found.items()] + [note]
+            self.write(
+                "two_pass",
+                "two-pass extraction, stored and closed, against plain prefill of the same rows (medians)",
+                best(found, "tapped, stored", "tapped-v1, stored"),
+                best(found, "plain"),
+                made,
+            )
+            if "example" in asked:
+                self.write(
+                    "example",
+                    "rows to tensors with ids compared: ours against vLLM's example connector (medians)",
+                    best(found, "tapped, handed over", "tapped-v1, handed over"),
+                    best(found, "example, handed over"),
+                    [*made, *self.agreement],
+                )
+
+        in_turns(sides, args.rounds, self.left, 0.5, write)
 
     def one_pass(self, fleet: Fleet, store: Path) -> None:
-        asked, n = fleet.of(self.name), self.args.answer
-        sides: dict[str, Callable[[], int]] = {}
+        asked, args, at_once = fleet.of(self.name), self.args, self.at_once
+
+        def given(warm: bool) -> tuple[list[list[int]], list[int], int]:
+            return (self.prompts[:at_once], [WARM] * at_once, at_once) if warm else (self.prompts, self.sizes, at_once)
+
+        sides: dict[str, Side] = {}
         if "plain" in asked:
-            sides["plain"] = lambda: answers(asked["plain"], self.prompts, n, self.at_once)
+            sides["plain"] = lambda w: answers(asked["plain"], *given(w))
         for name in ("tapped", "tapped-v1"):
             if name in asked:
-                sides[f"{name}, stored"] = lambda a=asked[name]: answers_kept(a, self.prompts, n, self.at_once, store)
+                sides[f"{name}, stored"] = lambda w, a=asked[name]: answers_kept(a, *given(w), store)
         if "example" in asked:
-            sides["example, handed over"] = lambda: answers_of_example(asked["example"], self.prompts, n, self.at_once)
-        found = in_turns(sides, self.args.rounds, self.left, 0.95)
-        note = {**self.note, "prompts": len(self.prompts), "answer": n, "at_once": self.at_once}
-        self.write(
-            "one_pass",
-            "answers with their states stored against plain generation, answer tokens per second (medians)",
-            best(found, "tapped, stored", "tapped-v1, stored"),
-            best(found, "plain"),
-            [{"side": k, "tokens_per_second": v} for k, v in found.items()] + [note],
-        )
+            sides["example, handed over"] = lambda w: answers_of_example(asked["example"], *given(w))
+        note = {**self.note, "prompts": len(self.prompts), "answers": sum(self.sizes), "at_once": at_once}
+
+        def write(found: dict[str, list[float]]) -> None:
+            self.write(
+                "one_pass",
+                "answers with their states stored and closed against plain generation, answer tokens per second (medians)",
+                best(found, "tapped, stored", "tapped-v1, stored"),
+                best(found, "plain"),
+                [{"side": k, "tokens_per_second": v} for k, v in found.items()] + [note],
+            )
+
+        in_turns(sides, args.rounds, self.left, 0.95, write)
 
 
 def options() -> argparse.Namespace:
@@ -205,9 +225,10 @@ def options() -> argparse.Namespace:
     p.add_argument("--prompts", type=int)
     p.add_argument("--shortest", type=int, default=900)
     p.add_argument("--longest", type=int, default=2000)
-    p.add_argument("--answer", type=int, default=256)
+    p.add_argument("--answer", type=int, default=256, help="mean; half to one and a half of it")
     p.add_argument("--at-once", type=int)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--stored-only", action="store_true", help="leave out rows that are only handed over")
     p.add_argument("--dtype", default="bfloat16")
     p.add_argument("--cpu", action="store_true", help="for trying the script")
     p.add_argument("--work", type=Path, default=Path("runs/extract_gpu"), help="logs of the engines")
