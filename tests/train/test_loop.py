@@ -107,7 +107,7 @@ def test_both_steps_walk_the_same_road(tmp_path):
 def test_best_is_chosen_by_acceptance_and_patience_stops(tmp_path, monkeypatch):
     scores = iter([1.2, 1.5, 1.4, 1.3, 1.9])
 
-    def scored(model, batches, K):
+    def scored(model, batches, K, exchange=None):
         from draftsmith.train.validate import Acceptance
 
         value = next(scores)
