@@ -12,6 +12,8 @@ from draftsmith.bench import choose
 from draftsmith.bench.ways import Opened
 from draftsmith.capture.prompts import load_prompts
 from draftsmith.capture.rows import iter_rows, write_rows
+from draftsmith.capture.sources import open_source
+from draftsmith.capture.stage import rules_of
 from draftsmith.dialects import native
 from draftsmith.engine.client import EngineClient
 from draftsmith.errors import UserError
@@ -110,3 +112,24 @@ def test_without_its_prompts_it_says_so(run):
     Path(run.recipe.capture.prompts[0]).write_text('{"prompt": "Something else"}\n')
     with pytest.raises(UserError, match="held-out rows' prompts"):
         choose.choose_by_engine(run, folder, Fakes([]))
+    with pytest.raises(UserError, match="held-out rows' prompts"):
+        train_on(run, run.stage_dir("again"))  # said before the training, not after it
+    assert not (run.stage_dir("again") / "metrics.jsonl").exists()
+
+
+def test_prompts_that_capture_drew_are_found_again(run):
+    """COUNT takes a draw by the seed, not the first ones; a system prompt is part of what was asked."""
+    capture = run.recipe.capture
+    path = Path(capture.prompts[0])
+    path.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(40)))
+    capture.__dict__ |= {"prompts": [f"{path}:16"], "system": "Be brief."}
+    drawn = list(open_source(str(path)).prompts(rules_of(capture)))[-16:]
+    rows = list(iter_rows(run.stage_dir("capture")))
+    for part in run.stage_dir("capture").rglob("*"):
+        if part.name == "ledger.jsonl" or part.suffix == ".parquet":
+            part.unlink()
+    renamed = [type(r)(**(r.__dict__ | {"prompt_id": p.prompt_id})) for r, p in zip(rows, drawn, strict=True)]
+    write_rows(run.stage_dir("capture"), renamed)
+    found = choose.held_out_prompts(run, {renamed[3].row_id, renamed[9].row_id})
+    assert [p.prompt_id for p in found] == [drawn[3].prompt_id, drawn[9].prompt_id]
+    assert found[0].messages[0] == {"role": "system", "content": "Be brief."}

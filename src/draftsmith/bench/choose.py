@@ -13,8 +13,10 @@ from typing import Any
 
 from draftsmith.bench.run import run_bench
 from draftsmith.bench.ways import Opener, Plan
-from draftsmith.capture.prompts import Prompt, load_prompts
+from draftsmith.capture.prompts import Prompt
 from draftsmith.capture.rows import iter_rows
+from draftsmith.capture.sources import open_source
+from draftsmith.capture.stage import rules_of
 from draftsmith.dialects import native, vllm
 from draftsmith.dialects.stage import export_name
 from draftsmith.errors import UserError
@@ -86,9 +88,10 @@ def held_out_prompts(run: Run, row_ids: set[str]) -> list[Prompt]:
     """The prompts of some captured rows, at their first turn to answer."""
     wanted = {r.prompt_id for r in iter_rows(run.stage_dir("capture")) if r.row_id in row_ids}
     found: dict[str, Prompt] = {}
+    rules = rules_of(run.recipe.capture)
     for spec in run.recipe.capture.prompts:
-        for p in load_prompts(spec):
-            if p.prompt_id in wanted and p.points:
+        for p in open_source(spec).prompts(rules):  # all of it: which COUNT were asked was drawn by the seed
+            if isinstance(p, Prompt) and p.prompt_id in wanted and p.points:
                 found.setdefault(p.prompt_id, Prompt(p.prompt_id, "held_out", p.messages[: p.points[0]], p.tools))
     if not found:
         raise UserError(

@@ -157,6 +157,10 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
     prompts = {r.row_id: r.prompt_id for r in iter_rows(run.stage_dir("capture"))}
     split = split_rows(source.index, section.held_out_rows, lambda row_id: prompts.get(row_id, row_id))
     require_answers(split.train)
+    if section.select == "engine":
+        from draftsmith.bench.choose import held_out_prompts
+
+        held_out_prompts(run, {e.row_id for e in split.held_out})  # before the training, not after it
     ui.note(f"{len(split.train)} rows to train on, {len(split.held_out)} held out")
     streamed = section.stream != "off"
     if streamed:
