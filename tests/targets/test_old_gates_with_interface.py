@@ -20,9 +20,9 @@ from draftsmith.engine.inject import plugin_env
 from draftsmith.engine.reader import read_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-REFUSED_TWICE = {"0.16.0": ("kimi_k25", "deepseek_v3", "olmoe"), "0.17.0": ("kimi_k25", "deepseek_v3", "olmoe"),
-                 "0.19.0": ("olmoe",), "0.21.0": ("olmoe",)}  # fmt: skip
-"""Release → targets that neither its list nor its classes take."""
+REFUSED_TWICE = {"0.16.0": ("kimi_k25", "deepseek_v3", "olmoe"), "0.19.0": ("olmoe",), "0.21.0": ("olmoe",)}
+"""Release → targets that neither its list nor its classes take. Not 0.17.0: its own inspection of a model fails beside
+newer packages, before its gate is reached."""
 
 
 def gate(site: Path, config: dict[str, Any], plugin: bool) -> dict[str, str]:
