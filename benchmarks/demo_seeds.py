@@ -27,7 +27,7 @@ STEPS = 3
 KEYS = ("tokens_per_target_step", "acceptance_length", "acceptance_per_position", "acceptance_conditional", "drafts")
 
 
-def measure(args: argparse.Namespace, drafter: Path, out: Path, ways: str) -> dict[str, Any]:
+def measure(target: Path, engine: Path | None, drafter: Path, out: Path, ways: str) -> dict[str, Any]:
     """`draftsmith bench` of one drafter; its bench.json."""
     command = [
         sys.executable,
@@ -35,14 +35,14 @@ def measure(args: argparse.Namespace, drafter: Path, out: Path, ways: str) -> di
         "draftsmith.cli.main",
         "bench",
         "--target",
-        str(args.target),
+        str(target),
         "--drafter",
         str(drafter),
     ]
     command += [w for s in SETS for w in ("--prompts", s)]
     command += ["--ways", ways, "--concurrency", "8", "--max-tokens", "128", "--out", str(out)]
-    if args.engine:
-        command += ["--engine", str(args.engine)]
+    if engine:
+        command += ["--engine", str(engine)]
     subprocess.run(command, check=True)
     found: dict[str, Any] = read_json(next(out.rglob("bench.json")))
     return found
@@ -75,7 +75,7 @@ def main() -> None:
     version = None
     for i, drafter in enumerate(args.drafters):
         out = args.work / f"bench{i}"
-        bench = measure(args, drafter, out, "drafter,ngram" if i == 0 else "drafter")
+        bench = measure(args.target, args.engine, drafter, out, "drafter,ngram" if i == 0 else "drafter")
         version = bench["engine"]["version"]
         ngram = ngram or bench["ways"].get("ngram", {})
         predicted = prediction(args, drafter, out)

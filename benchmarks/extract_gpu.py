@@ -95,6 +95,7 @@ class Case:
         self.sizes = lengths(len(self.prompts), args.answer // 2, args.answer * 3 // 2, 2)
         self.at_once = args.at_once or (64 if big else 128)
         self.agreement: list[Any] = []
+        self.failed: list[str] = []
         self.note = {
             "target": name,
             "hidden": self.facts.hidden_size,
@@ -121,6 +122,7 @@ class Case:
             try:
                 part(fleet, store)
             except Exception:
+                self.failed.append(part.__name__)
                 print(f"{self.name}: {part.__name__} failed:\n{traceback.format_exc()}", flush=True)
 
     def write(self, figure: str, claim: str, ours: Any, theirs: Any, rows: list[Any], unit: str = "tokens/s") -> None:
@@ -281,6 +283,8 @@ def main() -> None:
             case.measure(fleet, store)
             fleet.stop(case.name)
         print(f"done after {time.monotonic() - started:.0f} s", flush=True)
+    if failed := [f"{case.name}: {part}" for case in cases for part in case.failed]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ SWEEPS = {
     "speculators": ("muon/1e-3:0,muon/1e-3:1", "adamw/1e-3:0,muon/1e-3:2"),
 }
 """Tries (rate:seed) of processes that run side by side; what comes first matters most."""
-SETS = ("mt_bench:40", "gsm8k:20", "humaneval:20")
 
 
 class Packs:
@@ -380,27 +379,13 @@ def carry(folder: Path, out: Path) -> None:
 
 def serve(drafters: Path, target: Path, engine: Path | None, work: Path) -> None:
     """Each drafter in the same real engine on the same prompts; the figures join results/quality_peers.json."""
-    import subprocess
+    from demo_seeds import measure
 
     keys = ("tokens_per_target_step", "acceptance_length", "acceptance_per_position", "drafts")
     rows: list[dict[str, Any]] = []
     version = None
     for drafter in sorted(drafters.iterdir()):
-        out = work / drafter.name
-        command = [
-            sys.executable,
-            "-m",
-            "draftsmith.cli.main",
-            "bench",
-            "--target",
-            str(target),
-            "--drafter",
-            str(drafter),
-        ]
-        command += [w for s in SETS for w in ("--prompts", s)]
-        command += ["--ways", "drafter", "--concurrency", "8", "--max-tokens", "128", "--out", str(out)]
-        subprocess.run(command + (["--engine", str(engine)] if engine else []), check=True)
-        bench = read_json(next(out.rglob("bench.json")))
+        bench = measure(target, engine, drafter, work / drafter.name, "drafter")
         version = bench["engine"]["version"]
         sets = {s: v["acceptance_length"] for s, v in bench["sets"].items()}
         rows.append(
