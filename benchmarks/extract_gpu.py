@@ -68,7 +68,7 @@ QWEN3_8B = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-RAM_AHEAD = 24 << 30
+RAM_AHEAD = 32 << 30
 """Bytes of the RAM disk that are written and freed before anything is timed: the most that one turn stores."""
 WARM = 16
 """Rows, or tokens of an answer, of the turn that only warms up."""
@@ -93,7 +93,7 @@ class Case:
             target=self.facts, aux_layer_ids=default_aux_layers(self.facts.num_layers), final_state="pre_norm"
         )
         big = name == "8b"
-        count = args.rows or (336 if big else 1536)
+        count = args.rows or (640 if big else 4096)
         self.rows = random_rows(lengths(count, args.shortest, args.longest), self.facts.vocab_size)
         self.prompts = random_rows(lengths(args.prompts or (224 if big else 512), 100, 500, 1), self.facts.vocab_size)
         self.sizes = lengths(len(self.prompts), args.answer // 2, args.answer * 3 // 2, 2)
@@ -189,7 +189,10 @@ class Case:
                     [*made, *self.agreement],
                 )
 
-        in_turns(sides, args.rounds, self.left, 0.6, write)
+        in_turns(self.wanted(sides), args.rounds, self.left, 0.7, write)
+
+    def wanted(self, sides: dict[str, Side]) -> dict[str, Side]:
+        return {k: v for k, v in sides.items() if k not in self.args.without}
 
     def one_pass(self, fleet: Fleet, store: Path) -> None:
         asked, args, at_once = fleet.of(self.name), self.args, self.at_once
@@ -220,7 +223,7 @@ class Case:
                 [{"side": k, "tokens_per_second": v} for k, v in found.items()] + [note],
             )
 
-        in_turns(sides, args.rounds, self.left, 0.95, write)
+        in_turns(self.wanted(sides), args.rounds, self.left, 0.95, write)
 
 
 def touch(folder: Path, size: int) -> None:
@@ -260,6 +263,7 @@ def options() -> argparse.Namespace:
     p.add_argument("--at-once", type=int)
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--stored-only", action="store_true", help="leave out rows that are only handed over")
+    p.add_argument("--without", nargs="+", default=[], help="sides to leave out, by their names in the output")
     p.add_argument("--dtype", default="bfloat16")
     p.add_argument("--cpu", action="store_true", help="for trying the script")
     p.add_argument("--work", type=Path, default=Path("runs/extract_gpu"), help="logs of the engines")

@@ -12,10 +12,10 @@ import json
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ from typing import Any
 from . import NAME, logger
 
 AT_ONCE = 2
-"""Steps whose states may wait on the device; each takes max_num_batched_tokens rows there."""
+"""Full steps (max_num_batched_tokens rows each) whose states may wait on the device. Steps of answers are small, and
+hundreds of them may wait: the runner must not stand still each time our thread comes a few milliseconds late."""
 STEPS_CPU, STEPS_GPU = 4, 8
 """Full steps that the ring holds. On a GPU answers of a few hundred tokens then end before their place is needed again, and
 nothing of them is moved: 64 at once, 300 tokens of prompt and 256 of answer each, are 36,000 rows; a full step is 8,192."""
+SLOW, PERIOD = 0.05, 60.0
+"""Share of a period (seconds) that the runner may wait for us before the log says so."""
 BUFFERS = 512
 """Parts of a file written by one call (the system's limit is 1,024)."""
 
@@ -219,7 +222,8 @@ class Ring:
         pin = device.type == "cuda"
         self.streams = torch.empty(rows, layers - 1, hidden, dtype=torch.bfloat16, pin_memory=pin)
         self.last = torch.empty(rows, hidden, dtype=torch.bfloat16, pin_memory=pin)
-        self.memory = Rows(_bits(self.streams), _bits(self.last), torch.empty(rows, dtype=torch.int32).numpy())
+        self.ids = torch.empty(rows, dtype=torch.int32, pin_memory=pin)
+        self.memory = Rows(_bits(self.streams), _bits(self.last), self.ids.numpy())
         self.size, self._head, self._count = rows, 0, 0
         self.filled: deque[Segment] = deque()
 
@@ -249,6 +253,43 @@ class Ring:
         return segment
 
 
+class Waiting:
+    """Rows that are on their way, at most `limit` (a single step may be longer); `add` waits for room."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.rows = limit, 0
+        self._changed = threading.Condition()
+        self.stood, self._since = 0.0, time.monotonic()
+
+    def add(self, n: int) -> None:
+        with self._changed:
+            if self.rows and self.rows + n > self.limit:
+                begun = time.monotonic()
+                self._changed.wait_for(lambda: not self.rows or self.rows + n <= self.limit)
+                self._note(begun)
+            self.rows += n
+
+    def done(self, n: int) -> None:
+        with self._changed:
+            self.rows -= n
+            self._changed.notify()
+
+    def _note(self, begun: float) -> None:
+        """Say so where the runner stands still for more than a small share of its time."""
+        now = time.monotonic()
+        self.stood += now - begun
+        if now - self._since > PERIOD:
+            if self.stood > SLOW * (now - self._since):
+                logger.warning(
+                    "%s: the engine waited %.0f s of the last %.0f s for states to be written; they are made faster than "
+                    "they are taken away",
+                    NAME,
+                    self.stood,
+                    now - self._since,
+                )
+            self.stood, self._since = 0.0, now
+
+
 class Carrier:
     """Takes what the runner's thread hands over, in order; writes files into `folder`. max_tokens: of one step."""
 
@@ -257,8 +298,9 @@ class Carrier:
         self._max_tokens = max_tokens
         self._ring: Ring | None = None
         self._stream: Any = None
+        self._event: Any = None
         self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self.waiting = Waiting(AT_ONCE * max_tokens)
         workers = threads or max(2, min(8, (os.cpu_count() or 2) // 4))
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix=f"{NAME}-write")
         self._thread: threading.Thread | None = None
@@ -268,7 +310,7 @@ class Carrier:
     def rows(self, streams: Any, last: Any, ids: Any, placed: Placed) -> None:
         """This step's streams bf16 [n, layers - 1, hidden], last layer bf16 [n, hidden] and ids int32 [n], all nobody
         else's. Waits where too many steps are on their way."""
-        self._turns.acquire()
+        self.waiting.add(ids.shape[0])
         self._give(("rows", streams, last, ids, placed, _mark(ids)))
 
     def tops(self, found: Any, placed: Placed) -> None:
@@ -296,7 +338,7 @@ class Carrier:
                 logger.exception("%s: states could not be taken over: %s", NAME, e)
             finally:
                 if what == "rows":
-                    self._turns.release()
+                    self.waiting.done(rest[2].shape[0])
             del rest  # what lies on the device must not wait there for the next job
 
     def _do_rows(self, streams: Any, last: Any, ids: Any, placed: Placed, mark: Any) -> None:
@@ -313,16 +355,22 @@ class Carrier:
             ring.memory.ids[here] = ids.numpy()
         else:
             with self._beside(ids.device, mark):
-                ring.streams[here].copy_(streams, non_blocking=True)
-                ring.last[here].copy_(last, non_blocking=True)
-                ring.memory.ids[here] = ids.to("cpu").numpy()  # waits for all three
+                for host, found in ((ring.streams, streams), (ring.last, last), (ring.ids, ids)):
+                    host[here].copy_(found, non_blocking=True)
+                self._copied()
         segment.placed = placed
 
     def _do_tops(self, found: Any, placed: Placed, mark: Any) -> None:
         import torch
 
-        with nullcontext() if mark is None else self._beside(found.device, mark):
-            host = found.to(torch.int32).to("cpu").numpy()
+        if mark is None:
+            host = found.to(torch.int32).numpy()
+        else:
+            with self._beside(found.device, mark):
+                pinned = torch.empty(found.shape, dtype=torch.int32, pin_memory=True)
+                pinned.copy_(found.to(torch.int32), non_blocking=True)
+                self._copied()
+            host = pinned.numpy().copy()  # pinned memory goes back for the next
         if self._ring is not None:
             self._ring.filled[-1].tops.append((host, placed))
 
@@ -349,8 +397,17 @@ class Carrier:
         if self._stream is None:
             torch.cuda.set_device(device)
             self._stream = torch.cuda.Stream(device)
+            self._event = torch.cuda.Event(blocking=True)
         self._stream.wait_event(mark)
         return torch.cuda.stream(self._stream)
+
+
+    def _copied(self) -> None:
+        """Wait for what was started on our stream. Everything goes to pinned memory and is waited for by an event: a copy
+        to other memory holds the driver until all that comes before it is computed, and the engine's own thread could
+        start nothing meanwhile (a prefill step of 190 ms became 9 ms longer, one of answers nearly twice as long)."""
+        self._event.record(self._stream)
+        self._event.synchronize()
 
 
 def _bits(tensor: Any) -> Any:
