@@ -95,7 +95,7 @@ class Case:
         big = name == "8b"
         count = args.rows or (640 if big else 4096)
         self.rows = random_rows(lengths(count, args.shortest, args.longest), self.facts.vocab_size)
-        self.prompts = random_rows(lengths(args.prompts or (224 if big else 512), 100, 500, 1), self.facts.vocab_size)
+        self.prompts = random_rows(lengths(args.prompts or (672 if big else 1024), 100, 500, 1), self.facts.vocab_size)
         self.sizes = lengths(len(self.prompts), args.answer // 2, args.answer * 3 // 2, 2)
         self.at_once = args.at_once or (64 if big else 128)
         self.agreement: list[Any] = []

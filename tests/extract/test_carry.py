@@ -119,6 +119,62 @@ def test_the_runner_waits_where_files_are_not_written(
         check(wait_for(tmp_path / f"r{step}.safetensors"), list(range(8)), 0)
 
 
+def test_small_steps_do_not_hold_the_runner_and_are_waited_for_together(
+    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, take, arrivals = threading.Event(), Carrier._do_rows, []
+    monkeypatch.setattr(Carrier, "_do_rows", lambda *a: (go.wait(), take(*a))[1])
+    done = carrier.waiting.done
+    monkeypatch.setattr(carrier.waiting, "done", lambda n: (arrivals.append(n), done(n))[1])
+    kept = Kept("small", 0)
+    for step in range(2 * 8):  # as many rows as two full steps have; our thread has taken none of them yet
+        carrier.rows(*given([step]), {kept: (step, 0, 1)})
+    go.set()
+    carrier.ended(kept)
+    check(wait_for(tmp_path / "small.safetensors"), list(range(16)), 0)
+    assert arrivals == [8, 8]
+
+
+def test_an_engine_that_stands_still_for_its_states_is_told(
+    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(carry, "PERIOD", 0.0)
+    monkeypatch.setattr(carry.logger, "propagate", True)
+    take = Carrier._do_rows
+    monkeypatch.setattr(Carrier, "_do_rows", lambda *a: (time.sleep(0.05), take(*a))[1])
+    kept = Kept("slow", 0)
+    for step in range(4):
+        carrier.rows(*given(list(range(8 * step, 8 * step + 8))), {kept: (8 * step, 0, 8)})
+    carrier.ended(kept)
+    check(wait_for(tmp_path / "slow.safetensors"), list(range(32)), 0)
+    assert "the engine waited" in caplog.text
+
+
+@pytest.mark.gpu
+def test_from_a_gpu_come_the_same_files(tmp_path: Path) -> None:
+    carrier, random = Carrier(tmp_path, LAYERS, HIDDEN, max_tokens=32), np.random.default_rng(5)
+    live = {Kept(f"g{i}", 0): list[int]() for i in range(6)}
+    for _ in range(400):
+        placed, tokens = {}, []
+        for kept, own in live.items():
+            n = 1 if own else int(random.integers(1, 5))
+            new = [int(t) for t in random.integers(0, 60, n)]
+            placed[kept] = (len(own), len(tokens), n)
+            own += new
+            tokens += new
+        streams, last, ids = (t.cuda() for t in given(tokens))
+        carrier.rows(streams.clone(), last.clone(), ids.clone(), placed)
+        ends = {k: (at + n - 1, i, 1) for i, (k, (at, _, n)) in enumerate(placed.items())}
+        carrier.tops(torch.stack([ids[begin + n - 1] + 1 for _, begin, n in placed.values()]).long(), ends)
+        for t in (streams, last, ids):
+            t.fill_(-1)
+    for kept, own in live.items():
+        carrier.ended(kept)
+        found = wait_for(tmp_path / f"{kept.name}.safetensors")
+        check(found, own, 0)
+        assert found["argmax"][-300:].tolist() == [t + 1 for t in own[-300:]]
+
+
 def test_a_position_that_is_missing_gives_no_file(carrier: Carrier, tmp_path: Path) -> None:
     broken, sound = Kept("broken", 0), Kept("sound", 0)
     carrier.rows(*given([1, 2, 3]), {broken: (0, 0, 3)})

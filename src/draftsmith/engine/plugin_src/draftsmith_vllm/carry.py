@@ -13,8 +13,8 @@ import os
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,9 @@ hundreds of them may wait: the runner must not stand still each time our thread 
 STEPS_CPU, STEPS_GPU = 4, 8
 """Full steps that the ring holds. On a GPU answers of a few hundred tokens then end before their place is needed again, and
 nothing of them is moved: 64 at once, 300 tokens of prompt and 256 of answer each, are 36,000 rows; a full step is 8,192."""
+SCATTERED = 16
+"""Pieces of a request that are written as they lie. More of them (an answer: one a step) are gathered first: numpy does that
+beside the engine's thread, each piece's own handling would be in its way."""
 SLOW, PERIOD = 0.05, 60.0
 """Share of a period (seconds) that the runner may wait for us before the log says so."""
 BUFFERS = 512
@@ -131,7 +134,9 @@ class Kept:
         mine = [p for p in self.pieces if p[0] is ring]
         if not mine:
             return
-        index = np.concatenate([np.arange(a, a + n) for _, a, n in mine])
+        starts, counts = np.array([a for _, a, _ in mine]), np.array([n for _, _, n in mine])
+        ends = counts.cumsum()
+        index = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
         own, at, pieces = ring.part(index), 0, []
         for memory, where, n in self.pieces:
             if memory is not ring:
@@ -158,6 +163,10 @@ class Kept:
         """One safetensors file: header and the rows as they lie, then a rename."""
         import numpy as np
 
+        pieces_in = Counter(id(m) for m, _, _ in self.pieces)
+        for memory in {id(m): m for m, _, _ in self.pieces}.values():
+            if pieces_in[id(memory)] > SCATTERED:
+                self.move_out(memory)
         n, skip = self.end - self.start, min(max(self.first - self.start, 0), self.end - self.start)
         shapes: tuple[tuple[str, str, list[int], int], ...] = (
             ("streams", "BF16", [n, len(layers) - 1, hidden], 2),
@@ -227,8 +236,9 @@ class Ring:
         self.size, self._head, self._count = rows, 0, 0
         self.filled: deque[Segment] = deque()
 
-    def room(self, n: int, pool: ThreadPoolExecutor) -> Segment:
-        """The next n rows. Waits for files that are written from them; `pool` moves out who goes on."""
+    def room(self, n: int, pool: ThreadPoolExecutor, arrive: Callable[[], None]) -> Segment:
+        """The next n rows. Waits for files that are written from them; `pool` moves out who goes on, once what is on its
+        way has come (`arrive`)."""
         a = self._head if self._head + n <= self.size else 0
         while self.filled:
             old = self.filled[0]
@@ -240,6 +250,7 @@ class Ring:
             for kept in old.placed:
                 # Who was looked through since has nothing here any more: all that was found then was moved.
                 if not kept.over and kept.since <= old.number:
+                    arrive()
                     kept.settle(self)
                     # By several threads: one alone, with a ring full of prompts, holds up the engine for a second.
                     moved.append(pool.submit(kept.move_out, self.memory))
@@ -297,6 +308,9 @@ class Carrier:
         self.folder, self.layers, self.hidden = folder, layers, hidden
         self._max_tokens = max_tokens
         self._ring: Ring | None = None
+        self._coming: list[tuple[Any, ...]] = []
+        self._coming_rows = 0
+        self._coming_tops: list[tuple[Segment, Any, Placed]] = []
         self._stream: Any = None
         self._event: Any = None
         self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -336,19 +350,35 @@ class Carrier:
                 getattr(self, f"_do_{what}")(*rest)
             except Exception as e:  # the engine must go on; the client says that a file is missing
                 logger.exception("%s: states could not be taken over: %s", NAME, e)
-            finally:
-                if what == "rows":
-                    self.waiting.done(rest[2].shape[0])
+                self._arrive()
             del rest  # what lies on the device must not wait there for the next job
+
+    # Copies are started as they come and waited for together, once a full step of rows is on its way or a file is to be
+    # written: at each wait this thread and the engine's change places, which costs more than a small step's copies.
+
+    def _arrive(self) -> None:
+        """Wait until all that was started is in host memory."""
+        if self._event is not None and self._coming:
+            self._event.record(self._stream)
+            self._event.synchronize()
+        for segment, host, placed in self._coming_tops:
+            segment.tops.append((host.numpy().copy(), placed))  # a copy: pinned memory goes back for the next
+        self._coming_tops, self._coming = [], []
+        if self._coming_rows:
+            self.waiting.done(self._coming_rows)
+            self._coming_rows = 0
 
     def _do_rows(self, streams: Any, last: Any, ids: Any, placed: Placed, mark: Any) -> None:
         n = ids.shape[0]
+        self._coming_rows += n
         if self._ring is None or self._ring.size < n:
+            if self._ring is not None:
+                self._arrive()
             steps = STEPS_GPU if ids.device.type == "cuda" else STEPS_CPU
             rows = max(steps * self._max_tokens, n)
             self._ring = Ring(rows, len(self.layers), self.hidden, ids.device)
         ring = self._ring
-        segment = ring.room(n, self.pool)
+        segment = ring.room(n, self.pool, self._arrive)
         here = slice(segment.a, segment.b)
         if mark is None:  # numpy's copies, not torch's: those would start threads beside the engine's
             ring.memory.streams[here], ring.memory.last[here] = _bits(streams), _bits(last)
@@ -357,25 +387,29 @@ class Carrier:
             with self._beside(ids.device, mark):
                 for host, found in ((ring.streams, streams), (ring.last, last), (ring.ids, ids)):
                     host[here].copy_(found, non_blocking=True)
-                self._copied()
+        self._coming.append((streams, last, ids))
         segment.placed = placed
+        if self._coming_rows >= self._max_tokens:
+            self._arrive()
 
     def _do_tops(self, found: Any, placed: Placed, mark: Any) -> None:
         import torch
 
+        if self._ring is None:
+            return
         if mark is None:
-            host = found.to(torch.int32).numpy()
+            host = found.to(torch.int32)
         else:
             with self._beside(found.device, mark):
-                pinned = torch.empty(found.shape, dtype=torch.int32, pin_memory=True)
-                pinned.copy_(found.to(torch.int32), non_blocking=True)
-                self._copied()
-            host = pinned.numpy().copy()  # pinned memory goes back for the next
-        if self._ring is not None:
-            self._ring.filled[-1].tops.append((host, placed))
+                found = found.to(torch.int32)
+                host = torch.empty(found.shape, dtype=torch.int32, pin_memory=True)
+                host.copy_(found, non_blocking=True)
+        self._coming.append((found,))
+        self._coming_tops.append((self._ring.filled[-1], host, placed))
 
     def _do_ended(self, kept: Kept) -> None:
         kept.over = True
+        self._arrive()
         places = kept.settle(self._ring) if self._ring is not None else []
         if kept.broken:
             logger.error("%s: positions of %s are missing; it gets no states", NAME, kept.name)
@@ -391,7 +425,9 @@ class Carrier:
             logger.error("%s: the states of %s could not be written: %s", NAME, kept.name, e)
 
     def _beside(self, device: Any, mark: Any) -> Any:
-        """A stream of our own that goes on where the runner's was at `mark`."""
+        """A stream of our own that goes on where the runner's was at `mark`. Copies on it go to pinned memory alone: one to
+        other memory holds the driver until all before it is computed, and the engine's thread could start nothing
+        meanwhile (on one H200 a prefill step of 190 ms took 9 ms longer, one of answers nearly twice as long)."""
         import torch
 
         if self._stream is None:
@@ -400,14 +436,6 @@ class Carrier:
             self._event = torch.cuda.Event(blocking=True)
         self._stream.wait_event(mark)
         return torch.cuda.stream(self._stream)
-
-
-    def _copied(self) -> None:
-        """Wait for what was started on our stream. Everything goes to pinned memory and is waited for by an event: a copy
-        to other memory holds the driver until all that comes before it is computed, and the engine's own thread could
-        start nothing meanwhile (a prefill step of 190 ms became 9 ms longer, one of answers nearly twice as long)."""
-        self._event.record(self._stream)
-        self._event.synchronize()
 
 
 def _bits(tensor: Any) -> Any:
