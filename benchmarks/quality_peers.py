@@ -299,15 +299,15 @@ def paired(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str
             "rows": n, "seeds": [len(a), len(b)]}  # fmt: skip
 
 
-def export_ours(data: Data, work: Path) -> Path:
-    """Our seed 0 (variant bf16) as the export stage writes it."""
+def export_ours(data: Data, trained: Path, work: Path) -> Path:
+    """A drafter of ours as the export stage writes it."""
     from draftsmith.dialects import native, vllm
 
     out = work / "ours-eagle3"
     shutil.rmtree(out, ignore_errors=True)
     raw = json.loads((data.target / "config.json").read_text(encoding="utf-8"))
     tokens = {k: raw[k] for k in ("bos_token_id", "eos_token_id") if raw.get(k) is not None}
-    vllm.write(native.read(work / "bf16-0/last"), out, "bfloat16", tokens)
+    vllm.write(native.read(trained), out, "bfloat16", tokens)
     return out
 
 
@@ -316,17 +316,22 @@ def best_of(tries: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return max(tries, key=lambda some: float(np.mean([per_step(table(f)) for f in some])))
 
 
+def setting(found: dict[str, Any]) -> tuple[Any, ...]:
+    """What a try of ours was trained with."""
+    return found["lr"], found["warm_fraction"], *found.get("set", [])
+
+
 def compare(data: Data, work: Path, pack: Path | None) -> None:
     """The offline figures of everything found in the work folder, and the drafters to serve in work/chosen."""
-    mine = [
-        json.loads(p.read_text()) for p in [*sorted(work.glob("bf16-*-*.json")), *sorted(work.glob("*/bf16-*-*.json"))]
-    ]
-    settings = {(f["lr"], f["warm_fraction"]): f for f in mine}
-    ours = best_of([[g for g in mine if (g["lr"], g["warm_fraction"]) == s] for s in settings])
+    tries = [*sorted(work.glob("bf16-*-*.json")), *sorted(work.glob("*/bf16-*-*.json"))]
+    mine = [json.loads(p.read_text()) for p in tries]
+    settings = {setting(f): f for f in mine}
+    ours = best_of([[g for g in mine if setting(g) == s] for s in settings])
     chosen = work / "chosen"
     shutil.rmtree(chosen, ignore_errors=True)
     chosen.mkdir()
-    shutil.copytree(export_ours(data, work), chosen / "ours-eagle3")
+    first = tries[mine.index(ours[0])]  # seed 0 of the best setting
+    shutil.copytree(export_ours(data, first.parent / f"bf16-{ours[0]['seed']}/last", work), chosen / "ours-eagle3")
     rows: list[dict[str, Any]] = []
     results: dict[str, dict[str, Any]] = {}
     for peer in TRAINERS:

@@ -122,10 +122,10 @@ def walked(model: Drafter, data: Data, inverse_rms: torch.Tensor) -> list[tuple[
     return out
 
 
-def section_of(steps: int, seed: int, lr: float, warm: float, batch_tokens: int = 2048) -> TrainSection:
+def section_of(steps: int, seed: int, lr: float, warm: float, more: dict[str, Any] | None = None) -> TrainSection:
     return TrainSection.model_validate(
-        {"steps": steps, "ttt_steps": K, "warm_fraction": warm, "lr": lr, "seed": seed, "batch_tokens": batch_tokens,
-         "eval_every": 10**6}
+        {"steps": steps, "ttt_steps": K, "warm_fraction": warm, "lr": lr, "seed": seed, "batch_tokens": 2048,
+         "eval_every": 10**6} | (more or {})
     )  # fmt: skip
 
 
@@ -206,6 +206,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=0.0015)
     parser.add_argument("--warm", type=float, default=0.75, help="share of the steps with one draft step alone")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="other keys of the recipe's train section"
+    )
     parser.add_argument("--variants", default="bf16,fp8-topk,layer")
     parser.add_argument("--train-only", action="store_true", help="write no figure: other processes train the rest")
     parser.add_argument("--work", type=Path, required=True)
@@ -218,8 +221,9 @@ def main() -> None:
         for variant in variants:
             path = given.work / f"{variant}-{seed}-{given.steps}.json"
             if not path.is_file():
-                section = section_of(given.steps, seed, given.lr, given.warm)
-                path.write_text(json.dumps(train(data, variant, seed, section, given.work)))
+                more = dict(pair.split("=", 1) for pair in given.set)
+                section = section_of(given.steps, seed, given.lr, given.warm, more)
+                path.write_text(json.dumps(train(data, variant, seed, section, given.work) | {"set": given.set}))
             found[variant, seed] = json.loads(path.read_text())
             print(json.dumps({k: v for k, v in summary(found[variant, seed]).items() if k != "losses"}), flush=True)
     if given.train_only:

@@ -100,6 +100,11 @@ def test_lean_optimizer_saves_six_bytes_a_parameter() -> None:
     assert 1.99 < more["step"] / full["step"] < 2.01
 
 
+def test_muon_saves_a_moment_of_the_hidden_matrices() -> None:
+    adam, muon = (train_memory(KIMI, 2048, 7, o, "bfloat16") for o in ("adamw", "muon"))
+    assert adam["weights"] - muon["weights"] == 4 * (KIMI.fc + KIMI.layer)
+
+
 SHAPES = {
     "A": KIMI,
     "B": DrafterShape(4096, 4096, 3, 151936, 32000, 32, 8, 128, 12288),

@@ -166,14 +166,16 @@ class TrainSection(_Section):
     lr: float = Field(1e-3, gt=0, description="highest learning rate")
     min_lr: float = Field(0.05, ge=0, le=1, description="final learning rate as a share of lr")
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps with rising learning rate")
-    weight_decay: float = Field(0.1, ge=0, description="AdamW's weight decay")
+    weight_decay: float = Field(0.1, ge=0, description="decay of matrices")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates")
     clip: float = Field(1.0, gt=0, description="longest gradient; a longer one is scaled down")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="parameters and states; none = bfloat16 on a GPU, else float32"
     )
-    optimizer: Literal["adamw", "adamw-lean"] = Field(
-        "adamw", description="adamw-lean keeps its two moments in 8 bits: less memory (llama form, without recompute)"
+    optimizer: Literal["adamw", "adamw-lean", "muon"] = Field(
+        "adamw",
+        description="adamw-lean keeps its two moments in 8 bits: less memory; muon moves the hidden matrices by orthogonal "
+        "updates: more learnt per step, slower steps (both: llama form, without recompute)",
     )
     seed: int = Field(0, description="seed of the initial weights and of the order of the rows")
     held_out_rows: float = Field(0.04, gt=0, lt=1, description="share of captured rows kept for validation")

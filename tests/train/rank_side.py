@@ -1,8 +1,8 @@
 """One rank of the tests in test_ranks.py: python rank_side.py OUT MODE FORM… [-- MODE FORM…] (under torchrun, or alone).
 
 MODE step: one optimizer step, each rank with its own pack; a number N: the loop over N packs in OUT/FORM. FORM hand,
-reference or mla; with +context behind it, two ranks share each pack. MODE reduce: a gradient that is large on one
-rank and small on the others; FORM sharded or whole.
+muon (hand's, with that optimizer), reference or mla; with +context behind it, two ranks share each pack. MODE reduce: a
+gradient that is large on one rank and small on the others; FORM sharded or whole.
 Written: OUT/MODE-COUNT-FORM.safetensors."""
 
 import sys
@@ -46,7 +46,11 @@ def make(form, sec):
     form = form.removesuffix("+context")
     config = tiny_config(form="mla", mla=MLA, num_key_value_heads=4) if form == "mla" else tiny_config()
     model = tiny_drafter(config, dtype=torch.float32)
-    return build(model, tiny_head(model, torch.float32), sec, hand=form == "hand")
+    return build(model, tiny_head(model, torch.float32), sec, hand=form in ("hand", "muon"))
+
+
+def optimizer(form):
+    return "muon" if form == "muon" else "adamw"
 
 
 def weights(core):
@@ -55,7 +59,7 @@ def weights(core):
 
 
 def one_step(ranks, form):
-    sec = section(context_parallel=shared(form, ranks))
+    sec = section(context_parallel=shared(form, ranks), optimizer=optimizer(form))
     core, place = make(form, sec), Place.of(ranks, sec, "cpu")
     packs = [
         join([document(9, 3, 1, dtype=torch.float32), document(12, 4, 2, dtype=torch.float32)]),
@@ -73,7 +77,7 @@ def one_step(ranks, form):
 
 def loop(ranks, form, packs, out):
     context = shared(form, ranks)
-    sec = section(steps=8 * context // ranks.count, eval_every=2, context_parallel=context)
+    sec = section(steps=8 * context // ranks.count, eval_every=2, context_parallel=context, optimizer=optimizer(form))
     core = make(form, sec)
     store = fake_store()
     split = split_rows(store.index, sec.held_out_rows)
@@ -100,7 +104,7 @@ def reduced(ranks, form):
     flat = FlatParams(tiny_config(), "cpu", torch.bfloat16, multiple=64 * BLOCK)
     adam = FusedAdamW(flat, group=torch.distributed.group.WORLD, shard=form == "sharded")
     flat.grad.fill_(1.0 if ranks.first else 2.0**-9)
-    adam._reduce()
+    adam.reduce()
     return {"grad": adam.grad.clone()}
 
 

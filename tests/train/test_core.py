@@ -66,12 +66,13 @@ def test_the_hand_written_step_serves_the_llama_form_and_the_reference_all_else(
     assert isinstance(core, ReferenceCore) and core.recompute
 
 
-def test_the_lean_optimizer_is_not_dropped_silently():
+@pytest.mark.parametrize("optimizer", ["adamw-lean", "muon"])
+def test_another_optimizer_is_not_dropped_silently(optimizer):
     from rank_side import make
 
     model = tiny_drafter(dtype=torch.float32)
-    for sec in (section(optimizer="adamw-lean", recompute=True), section(optimizer="adamw-lean")):
-        with pytest.raises(UserError, match="adamw-lean"):
+    for sec in (section(optimizer=optimizer, recompute=True), section(optimizer=optimizer)):
+        with pytest.raises(UserError, match=optimizer):
             build(model, tiny_head(model, torch.float32), sec) if sec.recompute else make("mla", sec)
 
 

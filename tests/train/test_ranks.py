@@ -23,7 +23,7 @@ def launch(count, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-FORMS = ["hand", "reference", "mla", "hand+context", "mla+context"]
+FORMS = ["hand", "muon", "reference", "mla", "hand+context", "mla+context"]
 
 
 SHARED = "hand+context"
@@ -86,12 +86,12 @@ def test_gradients_of_several_ranks_are_summed_in_float32(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (2, 2)])
 def test_a_run_goes_on_with_another_number_of_ranks(first, then, tmp_path):
-    launch(first, tmp_path, "4", "hand", "mla")
-    launch(then, tmp_path, "8", "hand", "mla")
+    launch(first, tmp_path, "4", "hand", "muon", "mla")
+    launch(then, tmp_path, "8", "hand", "muon", "mla")
     if first == then:
         (tmp_path / "whole").mkdir()
-        launch(first, tmp_path / "whole", "8", "hand", "mla")
-    for form in ("hand", "mla"):
+        launch(first, tmp_path / "whole", "8", "hand", "muon", "mla")
+    for form in ("hand", "muon", "mla"):
         found = load_file(tmp_path / f"8-{then}-{form}.safetensors")
         assert int(found["packs"]) == 8
         if first == then:

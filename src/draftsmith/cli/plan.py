@@ -34,7 +34,7 @@ def plan(
     epochs: float | None = typer.Option(None, help="passes over the states"),
     ttt_steps: int | None = typer.Option(None, help="draft steps unrolled in training (K)"),
     batch_tokens: int | None = typer.Option(None, help="packed tokens per device and step"),
-    optimizer: str | None = typer.Option(None, help="adamw or adamw-lean"),
+    optimizer: str | None = typer.Option(None, help="adamw, adamw-lean or muon"),
     dtype: str | None = typer.Option(None, help="bfloat16 or float32"),
     recompute: bool | None = typer.Option(None, help="compute draft steps again in the backward pass"),
     context_parallel: int | None = typer.Option(None, help="GPUs that share one packed sequence"),
@@ -81,7 +81,7 @@ def _validate(options: dict[str, Any]) -> None:
     from draftsmith.errors import UserError, nearest
     from draftsmith.extract.sizes import CODECS
 
-    known = {"codec": CODECS, "optimizer": ("adamw", "adamw-lean"), "dtype": ("bfloat16", "float32")}
+    known = {"codec": CODECS, "optimizer": ("adamw", "adamw-lean", "muon"), "dtype": ("bfloat16", "float32")}
     for name, value in options.items():
         flag = name.replace("_", "-")
         if name in known and value not in known[name]:

@@ -15,8 +15,12 @@ OPTIMIZER_BYTES: dict[tuple[str, str], int] = {
     ("adamw", "float32"): 4 + 4 + 0 + 4 + 4,
     ("adamw-lean", "bfloat16"): 2 + 2 + 2 + 1 + 1,
     ("adamw-lean", "float32"): 4 + 4 + 0 + 1 + 1,
+    ("muon", "bfloat16"): 2 + 2 + 2 + 4,
+    ("muon", "float32"): 4 + 4 + 0 + 4,
 }
-"""Bytes a trained parameter between steps: (optimizer, type of the parameters) → bytes."""
+"""Bytes a trained parameter between steps: (optimizer, type of the parameters) → bytes. muon: a hidden matrix's; the rest
+are adamw's."""
+
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -106,6 +110,13 @@ class DrafterShape:
         """Trained parameters, norms left out."""
         own = self.vocab * self.hidden if self.hidden != self.target_hidden else 0
         return self.fc + self.layer + self.head + own
+
+
+def optimizer_bytes(shape: DrafterShape, optimizer: str, dtype: str) -> int:
+    """Of all trained parameters of the hand-written step, between steps."""
+    hidden = shape.fc + shape.layer
+    rest = "adamw" if optimizer == "muon" else optimizer
+    return hidden * OPTIMIZER_BYTES[optimizer, dtype] + (shape.trained - hidden) * OPTIMIZER_BYTES[rest, dtype]
 
 
 def flops_per_token(shape: DrafterShape, steps: int, full_teacher: bool = True) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftsmith.planning.sizes import OPTIMIZER_BYTES, WIDTH, DrafterShape
+from draftsmith.planning.sizes import WIDTH, DrafterShape, optimizer_bytes
 
 CHUNK = {True: 512 << 20, False: 16 << 20}
 """Bytes of one chunk of logits in the hand-written step: on a GPU, on a CPU."""
@@ -106,9 +106,11 @@ def train_memory(
     x = Step(T, steps, max(1, min(own, round(own * supervised))), w)
     hand = shape.mla is None and not recompute
     # a weight the reference moves in bf16 has a float32 master and gradient beside it (train/core.py)
-    each = OPTIMIZER_BYTES[optimizer, dtype] if hand else {"float32": 16, "bfloat16": 2 + 2 + 4 + 4 + 8}[dtype]
+    reference = {"float32": 16, "bfloat16": 2 + 2 + 4 + 4 + 8}[dtype] * shape.trained
+    weights = optimizer_bytes(shape, optimizer, dtype) if hand else reference
     if context > 1:  # each device keeps 1/context of the optimizer's state (FSDP2: of the float32 weights too)
-        each = 2 * w + -(-(each - 2 * w) // context)
+        alone = 2 * w * shape.trained
+        weights = alone + -(-(weights - alone) // context)
     q, kv = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     if shape.mla:
         _, _, nope, rope, _ = shape.mla
@@ -116,7 +118,7 @@ def train_memory(
     kernels = T * (4 * q + 4 * shape.kv_heads * shape.head_dim) * w  # attention's output and gradients
     plain = 0 if gpu else max(6 * x.rows * F, 4 * T * F + 6 * T * H) * max(w, 4)  # SiLU, or a validation's layer
     parts = {
-        "weights": shape.trained * each,
+        "weights": weights,
         "frozen": ((shape.vocab * H if H == G else 0) + D * G) * w,
         "batch": BATCHES[gpu] * T * (shape.aux_layers + 1) * G * w,
         "teacher": 0 if hand else 3 * x.rows * D * 4,

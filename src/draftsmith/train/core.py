@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,11 +24,19 @@ from draftsmith.recipe import TrainSection
 from draftsmith.train.batch import StepBatch
 from draftsmith.train.fused.adamw import FusedAdamW
 from draftsmith.train.fused.layout import BLOCK, FlatParams
+from draftsmith.train.fused.muon import FusedMuon
 from draftsmith.train.fused.step import FusedStep
 from draftsmith.train.objective import StepStats, TargetHead, reference_loss
 
 MULTIPLE = 64 * BLOCK
 """Flat buffers are padded to this, so that they have one length on 1, 2, 4 … 64 ranks and a resume may change them."""
+
+
+HAND_ONLY = {
+    "adamw-lean": "8-bit moments are kept by the hand-written step alone; leaving them out would double the forecast memory",
+    "muon": "orthogonal updates are made by the hand-written step alone; AdamW's are others and want other rates",
+}
+"""Optimizers that the reference has not, and why it matters."""
 
 
 class Core(Protocol):
@@ -129,17 +138,18 @@ class HandCore:
         self.model, self.group = model, group
         weight = model.fc.weight
         own = model.embed_tokens is not None and model.embed_tokens.weight.requires_grad
-        self.flat = FlatParams(model.config, weight.device, weight.dtype, train_embedding=own, multiple=MULTIPLE)
+        muon = section.optimizer == "muon"
+        self.flat = FlatParams(model.config, weight.device, weight.dtype, own, MULTIPLE, split=muon)
         self.flat.load(dict(model.named_parameters()))
         self.flat.bind(model)
         table = model.lent_embedding if model.embed_tokens is None else model.embed_tokens.weight.detach()
         self.fused = FusedStep(self.flat, head, table, model.t2d)
-        self.adam = FusedAdamW(
+        kind = FusedMuon if muon else partial(FusedAdamW, lean=section.optimizer == "adamw-lean")
+        self.adam: FusedMuon | FusedAdamW = kind(
             self.flat,
             betas=section.betas,
             weight_decay=section.weight_decay,
             clip=section.clip,
-            lean=section.optimizer == "adamw-lean",
             group=group,
             shard=group is not None,
         )
@@ -178,7 +188,7 @@ class HandCore:
 def build(model: Drafter, head: TargetHead | None, section: TrainSection, *, hand: bool = True) -> Core:
     """The core for a model that is on its device, in its type, with its weights and embedding.
 
-    UserError where the lean optimizer is asked for and another step than the hand-written one serves.
+    UserError where an optimizer of the hand-written step is asked for and another step serves.
     The hand-written step serves the Llama form; the MLA form, train.recompute and `hand=False` run the reference. Where a process
     group is up, its ranks train together."""
     from draftsmith.train.parallel import Ranks, ShardedCore
@@ -186,12 +196,12 @@ def build(model: Drafter, head: TargetHead | None, section: TrainSection, *, han
     ranks = Ranks.current()
     if hand and model.config.form == "llama" and not section.recompute:
         return HandCore(model, head, section, None if ranks.count == 1 else torch.distributed.group.WORLD)
-    if section.optimizer == "adamw-lean":
+    if section.optimizer != "adamw":
         raise UserError(
-            "train.optimizer is adamw-lean, which the "
+            f"train.optimizer is {section.optimizer}, which the "
             + ("recomputing step" if section.recompute else f"step of form {model.config.form}")
             + " does not have",
-            "8-bit moments are kept by the hand-written step alone; leaving them out would double the forecast memory",
+            HAND_ONLY[section.optimizer],
             "set train.optimizer: adamw" + (", or train.recompute: false" if section.recompute else ""),
         )
     if ranks.count > 1:

@@ -50,7 +50,7 @@ def compare_updates(dtype, lean):
         for _ in range(3):
             flat.grad.copy_(torch.randn(flat.numel, generator=gen) * 1e-2)
             opt.set_lr(1e-2)
-            norm = opt._reduce()
+            norm = opt.reduce()
             opt.state["count"] += 1
             run(opt, opt._scalars(norm))
         run(opt, opt._scalars(torch.tensor(float("nan"))))

@@ -22,81 +22,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from draftsmith.train.fused.layout import BLOCK, FlatParams
+from draftsmith.train.fused.layout import BLOCK, FlatRegion
 from draftsmith.train.fused.ops import use_triton
 
 REDUCE = 1 << 26
 """Elements that are reduced over the ranks at a time."""
 
 
-class FusedAdamW:
-    """betas, eps, weight_decay (matrices only), clip: as in torch.optim.AdamW with clip_grad_norm_ before it.
+class FlatSlice:
+    """One rank's part of flat parameters and gradients (all of them, where nothing is sharded).
 
-    lean: 8-bit moments. group: reduce gradients (sum) over this process group; shard: each rank keeps the moments of
-    1/world of the parameters, updates those and gathers the rest (FlatParams needs multiple = world * BLOCK).
-    """
+    group: reduce gradients (sum) over this process group; shard: each rank moves 1/world of the parameters and gathers
+    the rest (flat needs multiple = world * BLOCK)."""
 
-    def __init__(
-        self,
-        flat: FlatParams,
-        *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        clip: float = 1.0,
-        lean: bool = False,
-        group: Any = None,
-        shard: bool = False,
-    ) -> None:
-        self.flat, self.betas, self.eps, self.weight_decay, self.clip = flat, betas, eps, weight_decay, clip
-        self.lean, self.group, self.shard = lean, group, shard
-        start, size = 0, flat.numel
+    def __init__(self, flat: FlatRegion, group: Any, shard: bool) -> None:
+        self.flat, self.group, self.shard = flat, group, shard
+        self.start, size = 0, flat.numel
         if shard:
             world, rank = dist.get_world_size(group), dist.get_rank(group)
             if flat.numel % (world * BLOCK):
                 raise ValueError(f"{flat.numel} elements do not split into blocks over {world} ranks")
             size //= world
-            start = rank * size
-        self.param, self.grad = flat.param[start : start + size], flat.grad[start : start + size]
-        self.decayed = min(max(flat.decayed - start, 0), size)
-        device, dtype = flat.param.device, flat.param.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        self.state: dict[str, Tensor] = {"count": torch.zeros(1, dtype=torch.float64, device=device)}
-        if dtype == torch.bfloat16:
-            self.state["low"] = torch.zeros(size, dtype=torch.int8 if lean else torch.int16, device=device)
-        if lean:
-            self.state["m"] = torch.zeros(size, dtype=torch.int8, device=device)
-            self.state["v"] = torch.zeros(size, dtype=torch.uint8, device=device)
-            self.state["scales"] = torch.zeros(2, size // BLOCK, dtype=torch.float32, device=device)
-        else:
-            self.state["m"] = torch.zeros(size, dtype=wide, device=device)
-            self.state["v"] = torch.zeros(size, dtype=wide, device=device)
-        self.lr = torch.zeros(1, dtype=torch.float64, device=device)
+            self.start = rank * size
+        self.param, self.grad = (x[self.start : self.start + size] for x in (flat.param, flat.grad))
 
-    def set_lr(self, lr: float) -> None:
-        self.lr.fill_(lr)
-
-    @torch.no_grad()
-    def step(self, lr: float | None = None) -> Tensor:
-        """One update; returns the gradient norm before clipping (device scalar). lr None: as set by `set_lr`."""
-        if lr is not None:
-            self.set_lr(lr)
-        norm = self._reduce()
-        self.state["count"] += torch.isfinite(norm)
-        scalars = self._scalars(norm)
-        if use_triton(self.param.device):
-            from draftsmith.train.fused.triton_adamw import update
-        elif self.param.dtype != torch.bfloat16 and not self.lean:
-            update = _update_library
-        else:
-            update = update_plain
-        update(self, scalars)
-        if self.shard:
-            dist.all_gather_into_tensor(self.flat.param, self.param.clone(), group=self.group)
-        return norm
-
-    def _reduce(self) -> Tensor:
-        """Gradients over the ranks, then their norm."""
+    def reduce(self) -> Tensor:
+        """Gradients over the ranks, then the norm of all of them."""
         if self.group is not None:
             self._sum()
         wide = torch.promote_types(self.grad.dtype, torch.float32)
@@ -126,6 +77,75 @@ class FusedAdamW:
             dist.reduce_scatter_tensor(mine, part.to(wide).flatten(), group=self.group)
             self.grad[at : at + part.shape[1]].copy_(mine)
 
+    def gather(self) -> None:
+        """The parameters that other ranks have moved."""
+        if self.shard:
+            dist.all_gather_into_tensor(self.flat.param, self.param.clone(), group=self.group)
+
+
+class FusedAdamW(FlatSlice):
+    """betas, eps, weight_decay (matrices only), clip: as in torch.optim.AdamW with clip_grad_norm_ before it.
+
+    lean: 8-bit moments. group: reduce gradients (sum) over this process group; shard: each rank keeps the moments of
+    1/world of the parameters, updates those and gathers the rest (FlatParams needs multiple = world * BLOCK).
+    """
+
+    def __init__(
+        self,
+        flat: FlatRegion,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        clip: float = 1.0,
+        lean: bool = False,
+        group: Any = None,
+        shard: bool = False,
+    ) -> None:
+        super().__init__(flat, group, shard)
+        self.betas, self.eps, self.weight_decay, self.clip, self.lean = betas, eps, weight_decay, clip, lean
+        size = self.param.numel()
+        self.decayed = min(max(flat.decayed - self.start, 0), size)
+        device, dtype = flat.param.device, flat.param.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        self.state: dict[str, Tensor] = {"count": torch.zeros(1, dtype=torch.float64, device=device)}
+        if dtype == torch.bfloat16:
+            self.state["low"] = torch.zeros(size, dtype=torch.int8 if lean else torch.int16, device=device)
+        if lean:
+            self.state["m"] = torch.zeros(size, dtype=torch.int8, device=device)
+            self.state["v"] = torch.zeros(size, dtype=torch.uint8, device=device)
+            self.state["scales"] = torch.zeros(2, size // BLOCK, dtype=torch.float32, device=device)
+        else:
+            self.state["m"] = torch.zeros(size, dtype=wide, device=device)
+            self.state["v"] = torch.zeros(size, dtype=wide, device=device)
+        self.lr = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def set_lr(self, lr: float) -> None:
+        self.lr.fill_(lr)
+
+    @torch.no_grad()
+    def step(self, lr: float | None = None) -> Tensor:
+        """One update; returns the gradient norm before clipping (device scalar). lr None: as set by `set_lr`."""
+        if lr is not None:
+            self.set_lr(lr)
+        norm = self.reduce()
+        self.move(norm)
+        return norm
+
+    def move(self, norm: Tensor) -> Tensor:
+        """The update, once the gradients are summed and their norm is known; returns its scalars (`_scalars`)."""
+        self.state["count"] += torch.isfinite(norm)
+        scalars = self._scalars(norm)
+        if use_triton(self.param.device):
+            from draftsmith.train.fused.triton_adamw import update
+        elif self.param.dtype != torch.bfloat16 and not self.lean:
+            update = _update_library
+        else:
+            update = update_plain
+        update(self, scalars)
+        self.gather()
+        return scalars
+
     def _scalars(self, norm: Tensor) -> Tensor:
         """[lr, factor on the gradient (NaN = skip), 1 - beta1^t, sqrt(1 - beta2^t), t] in float32 or better."""
         count = self.state["count"]
@@ -141,13 +161,16 @@ class FusedAdamW:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """ValueError if the state is of another optimizer form or size."""
-        for name, mine in self.state.items():
-            theirs = state.get(name)
-            if theirs is None or theirs.shape != mine.shape or theirs.dtype != mine.dtype:
-                raise ValueError(
-                    f"optimizer state {name!r} does not fit: saved by another optimizer, dtype or sharding"
-                )
-            mine.copy_(theirs)
+        load_state(self.state, state)
+
+
+def load_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Copy what was saved into an optimizer's own tensors. ValueError if it is of another form or size."""
+    for name, mine in own.items():
+        theirs = saved.get(name)
+        if theirs is None or theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+            raise ValueError(f"optimizer state {name!r} does not fit: saved by another optimizer, dtype or sharding")
+        mine.copy_(theirs)
 
 
 def join_master(param: Tensor, low: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ multiple of 256 elements, so that a block of 256 (the lean optimizer's unit) nev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,12 +51,25 @@ def _groups(c: DrafterConfig, train_embedding: bool) -> list[tuple[str, list[tup
     return matrices + vectors
 
 
-class FlatParams:
+@dataclass
+class FlatRegion:
+    """Flat parameters and their gradients [numel]; elements below `decayed` are matrices."""
+
+    param: Tensor
+    grad: Tensor
+    numel: int
+    decayed: int
+
+
+class FlatParams(FlatRegion):
     """Weights and gradients of a Llama-form drafter.
 
     param, grad: flat buffers of `dtype` [numel]; named, grads: views by native name; w, g: views of the groups (a
     group of matrices as one matrix). decayed: elements below this index are matrices. `multiple`: numel is rounded up
     to it (ranks of a sharded optimizer x BLOCK).
+
+    hidden: elements below this index are the hidden matrices, all but lm_head and embedding; with `split` it is a multiple
+    of `multiple` too, so that ranks can share what lies on either side. hidden_names: those matrices.
     """
 
     def __init__(
@@ -65,13 +79,18 @@ class FlatParams:
         dtype: torch.dtype,
         train_embedding: bool = False,
         multiple: int = BLOCK,
+        split: bool = False,
     ) -> None:
         if config.form != "llama":
             raise ValueError(f"the fused step knows the llama form, not {config.form!r}")
         self.config, self.train_embedding = config, train_embedding
         spans: list[tuple[str, int, list[tuple[str, tuple[int, ...]]]]] = []
         offset = self.decayed = 0
+        self.hidden_names: list[str] = []
         for group, members in _groups(config, train_embedding):
+            if group == "lm_head":
+                offset = self.hidden = -(-offset // multiple) * multiple if split else offset
+                self.hidden_names = [name for _, _, found in spans for name, _ in found]
             spans.append((group, offset, members))
             size = sum(_size(shape) for _, shape in members)
             offset += -(-size // BLOCK) * BLOCK
@@ -92,6 +111,14 @@ class FlatParams:
                 at += _size(shape)
             whole = (-1, *members[0][1][1:])
             self.w[group], self.g[group] = self.param[start:at].view(whole), self.grad[start:at].view(whole)
+
+    def regions(self) -> tuple[FlatRegion, FlatRegion]:
+        """The hidden matrices, and the rest."""
+        n = self.hidden
+        return (
+            FlatRegion(self.param[:n], self.grad[:n], n, n),
+            FlatRegion(self.param[n:], self.grad[n:], self.numel - n, self.decayed - n),
+        )
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy every weight in; ValueError if one is missing or misshapen."""
