@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from draftsmith.engine.plugin_src.draftsmith_vllm import carry, states
-from draftsmith.engine.plugin_src.draftsmith_vllm.carry import Carrier, Kept
+from draftsmith.engine.plugin_src.draftsmith_vllm.carry import Carrier
+from draftsmith.engine.plugin_src.draftsmith_vllm.kept import Kept
 
 HIDDEN, LAYERS = 4, [1, 3, 8]
 
@@ -27,6 +28,10 @@ def value(token: int, layer: int) -> float:
 def given(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     made = torch.tensor([[[value(t, k)] * HIDDEN for k in range(3)] for t in tokens]).bfloat16()
     return made[:, :2].contiguous(), made[:, 2].contiguous(), torch.tensor(tokens, dtype=torch.int32)
+
+
+def at(placed: dict[Kept, tuple[int, int, int]]) -> list[tuple[Kept, int, int, int]]:
+    return [(kept, *where) for kept, where in placed.items()]
 
 
 def wait_for(path: Path) -> dict[str, torch.Tensor]:
@@ -53,8 +58,8 @@ def test_a_long_request_beside_many_short_ones_keeps_its_tokens(carrier: Carrier
     for step in range(60):  # the ring is filled eleven times over
         own, other = [step], list(range(100 + step, 105 + step))
         short = Kept(f"s{step}", 0)
-        carrier.rows(*given(own + other), {long: (step, 0, 1), short: (0, 1, 5)})
-        carrier.tops(torch.tensor([7, 8]), {short: (3, 0, 2)})
+        carrier.rows(*given(own + other), at({long: (step, 0, 1), short: (0, 1, 5)}))
+        carrier.tops(torch.tensor([7, 8]), at({short: (3, 0, 2)}))
         carrier.ended(short)
         tokens += own
     carrier.ended(long)
@@ -85,7 +90,7 @@ def test_requests_of_every_length_share_a_ring_that_is_too_small(
             placed[kept] = (len(own), len(tokens), n)
             own += new
             tokens += new
-        carrier.rows(*given(tokens), placed)
+        carrier.rows(*given(tokens), at(placed))
         for kept in [k for k, (own, most) in live.items() if len(own) >= most]:
             whole[kept.name] = (live.pop(kept)[0], kept.first)
             carrier.ended(kept)
@@ -104,7 +109,7 @@ def test_the_runner_waits_where_files_are_not_written(
     def run() -> None:
         for step in range(20):
             kept = Kept(f"r{step}", 0)
-            carrier.rows(*given(list(range(8))), {kept: (0, 0, 8)})
+            carrier.rows(*given(list(range(8))), at({kept: (0, 0, 8)}))
             carrier.ended(kept)
             done.append(step)
 
@@ -128,7 +133,7 @@ def test_small_steps_do_not_hold_the_runner_and_are_waited_for_together(
     monkeypatch.setattr(carrier.waiting, "done", lambda n: (arrivals.append(n), done(n))[1])
     kept = Kept("small", 0)
     for step in range(2 * 8):  # as many rows as two full steps have; our thread has taken none of them yet
-        carrier.rows(*given([step]), {kept: (step, 0, 1)})
+        carrier.rows(*given([step]), at({kept: (step, 0, 1)}))
     go.set()
     carrier.ended(kept)
     check(wait_for(tmp_path / "small.safetensors"), list(range(16)), 0)
@@ -144,7 +149,7 @@ def test_an_engine_that_stands_still_for_its_states_is_told(
     monkeypatch.setattr(Carrier, "_do_rows", lambda *a: (time.sleep(0.05), take(*a))[1])
     kept = Kept("slow", 0)
     for step in range(4):
-        carrier.rows(*given(list(range(8 * step, 8 * step + 8))), {kept: (8 * step, 0, 8)})
+        carrier.rows(*given(list(range(8 * step, 8 * step + 8))), at({kept: (8 * step, 0, 8)}))
     carrier.ended(kept)
     check(wait_for(tmp_path / "slow.safetensors"), list(range(32)), 0)
     assert "the engine waited" in caplog.text
@@ -163,9 +168,9 @@ def test_from_a_gpu_come_the_same_files(tmp_path: Path) -> None:
             own += new
             tokens += new
         streams, last, ids = (t.cuda() for t in given(tokens))
-        carrier.rows(streams.clone(), last.clone(), ids.clone(), placed)
+        carrier.rows(streams.clone(), last.clone(), ids.clone(), at(placed))
         ends = {k: (at + n - 1, i, 1) for i, (k, (at, _, n)) in enumerate(placed.items())}
-        carrier.tops(torch.stack([ids[begin + n - 1] + 1 for _, begin, n in placed.values()]).long(), ends)
+        carrier.tops(torch.stack([ids[begin + n - 1] + 1 for _, begin, n in placed.values()]).long(), at(ends))
         for t in (streams, last, ids):
             t.fill_(-1)
     for kept, own in live.items():
@@ -177,8 +182,8 @@ def test_from_a_gpu_come_the_same_files(tmp_path: Path) -> None:
 
 def test_a_position_that_is_missing_gives_no_file(carrier: Carrier, tmp_path: Path) -> None:
     broken, sound = Kept("broken", 0), Kept("sound", 0)
-    carrier.rows(*given([1, 2, 3]), {broken: (0, 0, 3)})
-    carrier.rows(*given([5, 6]), {broken: (4, 0, 1), sound: (0, 1, 1)})
+    carrier.rows(*given([1, 2, 3]), at({broken: (0, 0, 3)}))
+    carrier.rows(*given([5, 6]), at({broken: (4, 0, 1), sound: (0, 1, 1)}))
     carrier.ended(broken)
     carrier.ended(sound)
     wait_for(tmp_path / "sound.safetensors")
@@ -196,10 +201,10 @@ def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
             raise OSError(28, "No space left on device")
         return writev(descriptor, parts)
 
-    monkeypatch.setattr(carry.os, "writev", no_room)
+    monkeypatch.setattr(os, "writev", no_room)
     first, second = Kept("first", 0), Kept("second", 0)
     for kept in (first, second):
-        carrier.rows(*given([1, 2]), {kept: (0, 0, 2)})
+        carrier.rows(*given([1, 2]), at({kept: (0, 0, 2)}))
         carrier.ended(kept)
         time.sleep(0.05)
     check(wait_for(tmp_path / "second.safetensors"), [1, 2], 0)
@@ -209,10 +214,10 @@ def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
 def test_what_one_call_does_not_write_is_written_after_it(
     carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carry.os, "writev", lambda d, parts: os.write(d, bytes(parts[0][:11])))
+    monkeypatch.setattr(os, "writev", lambda d, parts: os.write(d, bytes(parts[0][:11])))
     kept = Kept("short", 1)
     for step in range(3):
-        carrier.rows(*given([step, 50]), {kept: (step, 0, 1)})
+        carrier.rows(*given([step, 50]), at({kept: (step, 0, 1)}))
     carrier.ended(kept)
     check(wait_for(tmp_path / "short.safetensors"), [0, 1, 2], 1)
 
@@ -341,7 +346,7 @@ def test_a_newer_runner_without_the_needed_methods_is_refused() -> None:
 
 def test_the_file_says_its_layers(carrier: Carrier, tmp_path: Path) -> None:
     kept = Kept("one", 0)
-    carrier.rows(*given([3]), {kept: (0, 0, 1)})
+    carrier.rows(*given([3]), at({kept: (0, 0, 1)}))
     carrier.ended(kept)
     wait_for(tmp_path / "one.safetensors")
     raw = (tmp_path / "one.safetensors").read_bytes()

@@ -8,19 +8,19 @@ enough the ring fills and the runner waits: states are never dropped, and memory
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import NAME, logger
+from .kept import Kept, Rows
 
 AT_ONCE = 2
 """Full steps (max_num_batched_tokens rows each) whose states may wait on the device. Steps of answers are small, and
@@ -28,198 +28,22 @@ hundreds of them may wait: the runner must not stand still each time our thread 
 STEPS_CPU, STEPS_GPU = 4, 8
 """Full steps that the ring holds. On a GPU answers of a few hundred tokens then end before their place is needed again, and
 nothing of them is moved: 64 at once, 300 tokens of prompt and 256 of answer each, are 36,000 rows; a full step is 8,192."""
-SCATTERED = 16
-"""Pieces of a request that are written as they lie. More of them (an answer: one a step) are gathered first: numpy does that
-beside the engine's thread, each piece's own handling would be in its way."""
 SLOW, PERIOD = 0.05, 60.0
 """Share of a period (seconds) that the runner may wait for us before the log says so."""
-BUFFERS = 512
-"""Parts of a file written by one call (the system's limit is 1,024)."""
 
 
-@dataclass(eq=False)
-class Rows:
-    """Host memory for tokens: streams int16 [rows, (layers - 1) * hidden] and last int16 [rows, hidden] (bf16's bits; the
-    last layer lies apart, since fewer positions of it are wanted), ids int32 [rows]."""
-
-    streams: Any
-    last: Any
-    ids: Any
-
-    def part(self, index: Any) -> Rows:
-        """A copy of these rows."""
-        return Rows(self.streams.take(index, axis=0), self.last.take(index, axis=0), self.ids.take(index))
-
-
-Placed = dict["Kept", tuple[int, int, int]]
-"""Request → (first position, first row of the step or of its most likely tokens, how many)."""
+Placed = list[tuple[Kept, int, int, int]]
+"""(request, its first position, first row of the step or of its most likely tokens, how many)."""
 
 
 @dataclass(eq=False)
 class Segment:
-    """Rows a … b - 1 of the ring, filled by one step: what lies there of whom, and the files being written from it.
-
-    tops: (most likely tokens, whose)."""
+    """Rows a … b - 1 of the ring, filled by one step, and what lies there of whom."""
 
     a: int
     b: int
     number: int
-    placed: Placed = field(default_factory=dict)
-    tops: list[tuple[Any, Placed]] = field(default_factory=list)
-    writes: list[Future[None]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Kept:
-    """The states of one request while it runs: where its tokens lie, in the order of their positions.
-
-    first: position from which `argmax` and the last layer are wanted; ends: tokens after which the request is over, None
-    where only the scheduler knows. since: number of the first segment that was not looked through yet. pieces: (memory,
-    first row there, rows)."""
-
-    name: str
-    first: int
-    ends: int | None = None
-    argmax_wanted: bool = True
-    over: bool = False
-    since: int = 0
-    start: int = -1
-    end: int = 0
-    pieces: list[tuple[Rows, int, int]] = field(default_factory=list)
-    tops: list[tuple[int, Any]] = field(default_factory=list)
-    broken: bool = False
-
-    def settle(self, ring: Ring) -> list[Segment]:
-        """Look through the segments since the last time for what is ours; returns those that hold some."""
-        found = []
-        for segment in ring.filled:
-            if segment.number < self.since:
-                continue
-            if (mine := segment.placed.get(self)) is not None:
-                at, begin, n = mine
-                self.put(at, ring.memory, segment.a + begin, n)
-                found.append(segment)
-            for host, placed in segment.tops:
-                if (mine := placed.get(self)) is not None:
-                    at, begin, n = mine
-                    self.tops.append((at, host[begin : begin + n]))
-        self.since = ring.filled[-1].number + 1 if ring.filled else self.since
-        return found
-
-    def put(self, at: int, rows: Rows, begin: int, n: int) -> None:
-        """Tokens at positions at … at + n - 1 lie in `rows` from `begin`."""
-        if self.start < 0:
-            self.start = self.end = at
-        # After a preemption the tokens are computed again from the start: the same values, by position.
-        while self.pieces and at < self.end:
-            memory, where, length = self.pieces.pop()
-            keep = max(length - (self.end - at), 0)
-            self.end -= length - keep
-            if keep:
-                self.pieces.append((memory, where, keep))
-        if at < self.start:
-            self.start = self.end = at
-        self.broken |= at != self.end
-        if self.pieces and self.pieces[-1][0] is rows and sum(self.pieces[-1][1:]) == begin:
-            _, where, length = self.pieces.pop()
-            self.pieces.append((rows, where, length + n))
-        else:
-            self.pieces.append((rows, begin, n))
-        self.end = at + n
-
-    def move_out(self, ring: Rows) -> None:
-        """Copy what lies in the ring into memory of its own: all of it, so that this comes once a round of the ring."""
-        import numpy as np
-
-        mine = [p for p in self.pieces if p[0] is ring]
-        if not mine:
-            return
-        starts, counts = np.array([a for _, a, _ in mine]), np.array([n for _, _, n in mine])
-        ends = counts.cumsum()
-        index = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
-        own, at, pieces = ring.part(index), 0, []
-        for memory, where, n in self.pieces:
-            if memory is not ring:
-                pieces.append((memory, where, n))
-                continue
-            if pieces and pieces[-1][0] is own:
-                pieces[-1] = (own, pieces[-1][1], pieces[-1][2] + n)
-            else:
-                pieces.append((own, at, n))
-            at += n
-        self.pieces = pieces
-
-    def argmax(self) -> Any:
-        """int32 [tokens from `start` on], -1 where none was wanted."""
-        import numpy as np
-
-        out = np.full(self.end - self.start, -1, dtype=np.int32)
-        for at, found in self.tops:
-            a, b = max(at, self.start), min(at + len(found), self.end)
-            out[a - self.start : b - self.start] = found[a - at : b - at]
-        return out
-
-    def write(self, folder: Path, layers: Sequence[int], hidden: int) -> None:
-        """One safetensors file: header and the rows as they lie, then a rename."""
-        import numpy as np
-
-        pieces_in = Counter(id(m) for m, _, _ in self.pieces)
-        for memory in {id(m): m for m, _, _ in self.pieces}.values():
-            if pieces_in[id(memory)] > SCATTERED:
-                self.move_out(memory)
-        n, skip = self.end - self.start, min(max(self.first - self.start, 0), self.end - self.start)
-        shapes: tuple[tuple[str, str, list[int], int], ...] = (
-            ("streams", "BF16", [n, len(layers) - 1, hidden], 2),
-            ("last", "BF16", [n - skip, hidden], 2),
-            ("token_ids", "I32", [n], 4),
-            ("argmax", "I32", [n], 4),
-        )
-        header: dict[str, Any] = {"__metadata__": {"layers": json.dumps(list(layers)), "start": str(self.start)}}
-        at = 0
-        for name, kind, shape, size in shapes:
-            for length in shape:
-                size *= length
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
-            at += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        parts = [memoryview(len(text).to_bytes(8, "little") + text)]
-        parts += [_bytes(m.streams[a : a + k]) for m, a, k in self.pieces]
-        for memory, where, k in self.pieces:
-            past = min(skip, k)
-            skip -= past
-            parts.append(_bytes(memory.last[where + past : where + k]))
-        parts.append(_bytes(np.concatenate([m.ids[a : a + k] for m, a, k in self.pieces])))
-        parts.append(_bytes(self.argmax()))
-        parts = [p for p in parts if len(p)]
-        part = folder / f".{self.name}.part"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            for i in range(0, len(parts), BUFFERS):
-                _write(descriptor, parts[i : i + BUFFERS])
-        except OSError:
-            part.unlink(missing_ok=True)  # what fills the disk must not stay there
-            raise
-        finally:
-            os.close(descriptor)
-        part.rename(folder / f"{self.name}.safetensors")
-
-
-def _bytes(rows: Any) -> memoryview:
-    return memoryview(rows).cast("B") if rows.size else memoryview(b"")
-
-
-def _write(descriptor: int, parts: list[memoryview]) -> None:
-    """All of the parts: one call may write less than it was given."""
-    done = os.writev(descriptor, parts)
-    for p in parts:
-        if done >= len(p):
-            done -= len(p)
-            continue
-        rest = p[done:]
-        done = 0
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+    placed: Placed = field(default_factory=list)
 
 
 class Ring:
@@ -246,16 +70,19 @@ class Ring:
             skipped = a < self._head and old.a >= self._head
             if not skipped and not (old.a < a + n and a < old.b):
                 break
-            moved = []
-            for kept in old.placed:
-                # Who was looked through since has nothing here any more: all that was found then was moved.
-                if not kept.over and kept.since <= old.number:
-                    arrive()
-                    kept.settle(self)
-                    # By several threads: one alone, with a ring full of prompts, holds up the engine for a second.
-                    moved.append(pool.submit(kept.move_out, self.memory))
-            wait([*old.writes, *moved])
-            for future in moved:
+            leaving: list[Future[None]] = []
+            for kept, *_ in old.placed:
+                if kept.written or (not kept.over and kept.moved >= old.number):
+                    continue
+                if kept.over:
+                    assert kept.future is not None
+                    leaving.append(kept.future)
+                    continue
+                arrive()
+                kept.moved = self._count
+                # By several threads: one alone, with a ring full of prompts, holds up the engine for a second.
+                leaving.append(pool.submit(kept.move_out, self.memory))
+            for future in leaving:
                 future.result()
             self.filled.popleft()
         self._head, self._count = a + n, self._count + 1
@@ -310,7 +137,7 @@ class Carrier:
         self._ring: Ring | None = None
         self._coming: list[tuple[Any, ...]] = []
         self._coming_rows = 0
-        self._coming_tops: list[tuple[Segment, Any, Placed]] = []
+        self._coming_tops: list[tuple[Any, Placed]] = []
         self._stream: Any = None
         self._event: Any = None
         self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -361,8 +188,15 @@ class Carrier:
         if self._event is not None and self._coming:
             self._event.record(self._stream)
             self._event.synchronize()
-        for segment, host, placed in self._coming_tops:
-            segment.tops.append((host.numpy().copy(), placed))  # a copy: pinned memory goes back for the next
+        for host, placed in self._coming_tops:
+            found = host.tolist()
+            for kept, at, begin, n in placed:
+                if n == 1:
+                    kept.top_at.append(at)
+                    kept.top_of.append(found[begin])
+                else:
+                    kept.top_at += range(at, at + n)
+                    kept.top_of += found[begin : begin + n]
         self._coming_tops, self._coming = [], []
         if self._coming_rows:
             self.waiting.done(self._coming_rows)
@@ -371,13 +205,12 @@ class Carrier:
     def _do_rows(self, streams: Any, last: Any, ids: Any, placed: Placed, mark: Any) -> None:
         n = ids.shape[0]
         self._coming_rows += n
-        if self._ring is None or self._ring.size < n:
-            if self._ring is not None:
-                self._arrive()
+        if self._ring is None:
             steps = STEPS_GPU if ids.device.type == "cuda" else STEPS_CPU
-            rows = max(steps * self._max_tokens, n)
-            self._ring = Ring(rows, len(self.layers), self.hidden, ids.device)
+            self._ring = Ring(max(steps * self._max_tokens, n), len(self.layers), self.hidden, ids.device)
         ring = self._ring
+        if n > ring.size:
+            raise RuntimeError(f"a step of {n} tokens, where the engine said at most {self._max_tokens}")
         segment = ring.room(n, self.pool, self._arrive)
         here = slice(segment.a, segment.b)
         if mark is None:  # numpy's copies, not torch's: those would start threads beside the engine's
@@ -388,7 +221,9 @@ class Carrier:
                 for host, found in ((ring.streams, streams), (ring.last, last), (ring.ids, ids)):
                     host[here].copy_(found, non_blocking=True)
         self._coming.append((streams, last, ids))
-        segment.placed = placed
+        segment.placed, a = placed, segment.a
+        for kept, at, begin, count in placed:
+            kept.notes.append((at, a + begin, count))
         if self._coming_rows >= self._max_tokens:
             self._arrive()
 
@@ -405,24 +240,30 @@ class Carrier:
                 host = torch.empty(found.shape, dtype=torch.int32, pin_memory=True)
                 host.copy_(found, non_blocking=True)
         self._coming.append((found,))
-        self._coming_tops.append((self._ring.filled[-1], host, placed))
+        self._coming_tops.append((host, placed))
 
     def _do_ended(self, kept: Kept) -> None:
         kept.over = True
         self._arrive()
-        places = kept.settle(self._ring) if self._ring is not None else []
-        if kept.broken:
-            logger.error("%s: positions of %s are missing; it gets no states", NAME, kept.name)
-        elif kept.pieces:
-            future = self.pool.submit(self._write, kept)
-            for segment in places:
-                segment.writes.append(future)
+        if kept.notes or kept.pieces:
+            kept.future = self.pool.submit(self._write, kept)
+        else:
+            kept.written = True
 
     def _write(self, kept: Kept) -> None:
         try:
-            kept.write(self.folder, self.layers, self.hidden)
+            assert self._ring is not None
+            kept.settle(self._ring.memory)
+            if kept.broken:
+                logger.error("%s: positions of %s are missing; it gets no states", NAME, kept.name)
+            else:
+                kept.write(self.folder, self.layers, self.hidden)
         except OSError as e:
             logger.error("%s: the states of %s could not be written: %s", NAME, kept.name, e)
+        except Exception as e:
+            logger.exception("%s: the states of %s could not be gathered: %s", NAME, kept.name, e)
+        finally:
+            kept.written = True
 
     def _beside(self, device: Any, mark: Any) -> Any:
         """A stream of our own that goes on where the runner's was at `mark`. Copies on it go to pinned memory alone: one to

@@ -27,8 +27,9 @@ from types import ModuleType
 from typing import Any
 
 from . import NAME, logger
-from .carry import Carrier, Kept, Placed
+from .carry import Carrier, Placed
 from .hooks import after_import
+from .kept import Kept
 
 VARIABLE = "DRAFTSMITH_VLLM_STATES"
 KEY, FROM, ARGMAX = "draftsmith_states", "draftsmith_from", "draftsmith_argmax"
@@ -67,8 +68,8 @@ class Tap:
         self.folder = Path(given["folder"])
         self.kept: dict[str, Kept] = {}
         self.step: Any = None
-        self.later: Placed = {}
-        """Request → (position, row of the sampling logits, 1) whose argmax comes for free with this step's logits."""
+        self.later: Placed = []
+        """(Request, position, row of the sampling logits, 1) whose argmax comes for free with this step's logits."""
         self.over: list[Kept] = []
         """Requests whose last step this is, known without the scheduler's word."""
         self.writes: bool | None = None
@@ -123,17 +124,18 @@ class Tap:
         of the engine: a few tenths of a microsecond a request, and nothing that waits for the device."""
         import torch
 
-        rows: Placed = {}
+        rows: Placed = []
         wanted: list[tuple[Kept, int, int, int]] = []
-        self.later, later, offset, known = {}, {}, 0, self.kept.get
+        later: Placed = []
+        self.later, offset, known = [], 0, self.kept.get
         for i, (req_id, at, n) in enumerate(steps):
             kept = known(req_id)
             if kept is not None:
-                rows[kept] = (at, offset, n)
+                rows.append((kept, at, offset, n))
                 end = at + n
                 if end > kept.first and kept.argmax_wanted:
                     # The last position is left to the sampling logits, which the engine computes anyway.
-                    later[kept] = (end - 1, i, 1)
+                    later.append((kept, end - 1, i, 1))
                     begin = max(kept.first, at)
                     if end - 1 > begin:
                         wanted.append((kept, begin, offset + begin - at, end - 1 - begin))
@@ -160,9 +162,10 @@ class Tap:
         import torch
 
         index = torch.cat([torch.arange(row, row + n, device=hidden.device) for _, _, row, n in wanted])
-        placed, m, found = {}, 0, []
+        placed: Placed = []
+        m, found = 0, []
         for kept, at, _, n in wanted:
-            placed[kept] = (at, m, n)
+            placed.append((kept, at, m, n))
             m += n
         for part in index.split(HEAD_CHUNK):
             logits = self.runner.model.compute_logits(hidden[part])
@@ -173,7 +176,7 @@ class Tap:
         """The logits that the step samples from, as yet untouched: their argmax."""
         if self.later and logits is not None and self.is_writer():
             self.carrier.tops(logits.argmax(-1), self.later)
-        self.later = {}
+        self.later = []
 
     def end(self) -> None:
         """After a step of the older runner."""
