@@ -35,7 +35,7 @@ class Rows:
         return Rows(self.streams.take(index, axis=0), self.last.take(index, axis=0), self.ids.take(index))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Kept:
     """The states of one request: where its tokens lie, in the order of their positions.
 

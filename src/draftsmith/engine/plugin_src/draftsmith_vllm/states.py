@@ -133,11 +133,10 @@ class Tap:
             if kept is not None:
                 rows.append((kept, at, offset, n))
                 end = at + n
-                if end > kept.first and kept.argmax_wanted:
+                if kept.argmax_wanted and end > kept.first:
                     # The last position is left to the sampling logits, which the engine computes anyway.
                     later.append((kept, end - 1, i, 1))
-                    begin = max(kept.first, at)
-                    if end - 1 > begin:
+                    if n > 1 and end - 1 > (begin := max(kept.first, at)):
                         wanted.append((kept, begin, offset + begin - at, end - 1 - begin))
                 if kept.ends is not None and end >= kept.ends:
                     self.over.append(self.kept.pop(req_id))
