@@ -6,7 +6,6 @@ and met in tests/engine.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -17,34 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from draftsmith.capture.rows import iter_rows
 from draftsmith.record import folder_hash, read_record
+from tiny_road import write_recipe
 
 sys.path.append(str(Path(__file__).parent / "capture"))
 
 STAGES = ("capture", "vocab", "extract", "train", "export")
 PROMPTS = 40
-
-
-def write_recipe(folder: Path, target: Path, endpoint: str) -> Path:
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": f"What is {i} plus {i * 7 % 11}?"}) + "\n" for i in range(PROMPTS))
-    )
-    recipe = {
-        "name": "tiny",
-        "out": str(folder),
-        "target": {"model": str(target)},
-        "capture": {"prompts": [str(prompts)], "held_out": [], "endpoints": [endpoint], "samples": 2, "concurrency": 2},
-        "vocab": {"size": 96, "min_coverage": 0},
-        "extract": {"max_length": 128, "batch_tokens": 256},
-        "train": {"ttt_steps": 2, "epochs": 2, "batch_tokens": 256, "eval_every": 4, "held_out_rows": 0.1},
-    }
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return path
 
 
 def start(recipe: Path) -> subprocess.Popen[str]:
@@ -83,7 +63,7 @@ def test_killed_in_every_stage_ends_in_the_same_bytes(tmp_path: Path, tiny_targe
 
     rng = random.Random(7)
     with StubServer(tiny_target) as server:
-        recipe = write_recipe(tmp_path, tiny_target, server.url)
+        recipe = write_recipe(tmp_path, tiny_target, server.url, PROMPTS)
         run = tmp_path / "tiny"
         inside = {stage: kill_in(recipe, stage, rng.uniform(0.0, 0.15)) for stage in STAGES}
         assert inside["capture"] and inside["train"], f"no kill met a stage at work: {inside}"

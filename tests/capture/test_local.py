@@ -37,6 +37,13 @@ def test_padding_changes_nothing(target: Path) -> None:
     assert all(0 < len(a) <= 12 for a in together)
 
 
+def test_a_batch_tells_how_far_it_is(target: Path) -> None:
+    told: list[str] = []
+    answers = LocalTarget(target).answer([wanted([1, 40, 41]), wanted([7])], told.append)
+    assert told[0] == "2 tokens of 2 answers in the making"
+    assert len(told) == max(map(len, answers)) - 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the files' own type")
 @pytest.mark.parametrize(("asked", "has_bf16", "got"), [
     ("auto", False, torch.float32), ("auto", True, torch.bfloat16), ("float32", True, torch.float32),

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
+
+from tiny_road import write_recipe
 
 MARK = "DRAFTSMITH_SOAK"
 PROMPTS, SAMPLES = 24, 2
@@ -45,27 +46,12 @@ class Round:
         return asdict(self)
 
 
-def write_recipe(folder: Path, target: Path, endpoint: str) -> Path:
+def make_recipe(folder: Path, target: Path, endpoint: str) -> Path:
     folder.mkdir(parents=True)
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": f"What is {i} plus {i * 7 % 11}?"}) + "\n" for i in range(PROMPTS))
-    )
-    recipe = {
-        "name": "tiny",
-        "out": str(folder),
-        "target": {"model": str(target)},
-        "capture": {
-            "prompts": [str(prompts)], "held_out": [], "endpoints": [endpoint], "samples": SAMPLES, "concurrency": 4,
-            "max_tokens": 24,
-        },
-        "vocab": {"size": 96, "min_coverage": 0},
-        "extract": {"max_length": 128, "batch_tokens": 512, "self_check_rows": 0},
-        "train": {"ttt_steps": 2, "epochs": 1, "batch_tokens": 512, "eval_every": 4, "held_out_rows": 0.1},
-    }  # fmt: skip
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return path
+    return write_recipe(
+        folder, target, endpoint, PROMPTS, capture={"samples": SAMPLES, "concurrency": 4, "max_tokens": 24},
+        extract={"batch_tokens": 512, "self_check_rows": 0}, train={"epochs": 1, "batch_tokens": 512},
+    )  # fmt: skip
 
 
 def start(recipe: Path, mark: str) -> subprocess.Popen[bytes]:
@@ -161,9 +147,9 @@ def soak(folder: Path, target: Path, minutes: float, seeds: Sequence[int]) -> li
                 break
             place = folder / f"round-{n}"
             found = killed_walk(
-                write_recipe(place, target, server.url), seed + 1000 * (n // len(seeds)), f"{folder}-{n}"
+                make_recipe(place, target, server.url), seed + 1000 * (n // len(seeds)), f"{folder}-{n}"
             )
-            again = write_recipe(folder / f"again-{n}", target, server.url)
+            again = make_recipe(folder / f"again-{n}", target, server.url)
             print(again, file=worker.stdin, flush=True)
             answer = worker.stdout.readline()
             if not answer.startswith("{"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftsmith.bench.load import Pass, Request
 from draftsmith.engine.client import EngineClient
+from draftsmith.target.tokenizer import common_length
 from draftsmith.ui import Ui
 
 TIE_STEPS = 2
@@ -30,10 +31,7 @@ def bf16_step(value: float) -> float:
 
 def first_difference(a: list[int], b: list[int]) -> int | None:
     """Index of the first unequal token; None for equal lists. A list that ends earlier differs where it ends."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return None if len(a) == len(b) else min(len(a), len(b))
+    return None if a == b else common_length(a, b)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from draftsmith.capture.prompts import Message, Prompt
 from draftsmith.capture.rows import Row, row_id
 from draftsmith.engine.client import Answer, RefusedError
 from draftsmith.errors import UserError
-from draftsmith.target.tokenizer import RenderError, TargetTokenizer, Thinking, template_kwargs, wire_messages
+from draftsmith.target.tokenizer import (
+    RenderError,
+    TargetTokenizer,
+    Thinking,
+    common_length,
+    template_kwargs,
+    wire_messages,
+)
 
 MISMATCHES = 4
 """First answers with other prompt ids than ours after which a server is held to render otherwise (one may be a fault on
@@ -245,9 +252,7 @@ class DifferentIdsError(Exception):
 
     def __init__(self, url: str, ours: list[int], theirs: list[int], tokenizer: TargetTokenizer | None) -> None:
         super().__init__(url)
-        at = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-        )
+        at = common_length(ours, theirs)
 
         def show(ids: list[int]) -> str:
             part = ids[max(0, at - 3) : at + 5]

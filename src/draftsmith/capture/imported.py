@@ -16,17 +16,13 @@ from typing import Any
 from draftsmith.capture.plan import Plan, require_share
 from draftsmith.capture.prompts import Prompt
 from draftsmith.capture.rows import Row, RowWriter, row_facts, row_id, rows_hash
-from draftsmith.target.tokenizer import Message, RenderError, TargetTokenizer, Thinking, stop_ids
+from draftsmith.target.tokenizer import Message, RenderError, TargetTokenizer, Thinking, common_length, stop_ids
 from draftsmith.ui import Ui
 
 UNKNOWN = float("nan")
 """Temperature and top_p of answers whose sampling is not known."""
 
 REWRITTEN, NO_ANSWER = "the template rewrites the history", "no answer in the record"
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class Renderer:
@@ -42,7 +38,7 @@ class Renderer:
             history, answered = list(messages[:point]), list(messages[: point + 1])
             prompt = self.tokenizer.render(history, self.thinking, tools=tools)
             whole = self.tokenizer.render(answered, self.thinking, tools=tools, generation_prompt=False)
-            boundary = _common(prompt, whole)
+            boundary = common_length(prompt, whole)
             if boundary < len(prompt):
                 before = self.tokenizer.render(history, self.thinking, tools=tools, generation_prompt=False)
                 if boundary < len(before) or whole[: len(before)] != before:

@@ -6,13 +6,13 @@ says depends on its seed and the batch's rounding only.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.client import Answer, EngineClient
+from draftsmith.target.cache import cache_word
 from draftsmith.target.loading import bars_for_people_only
 from draftsmith.target.tokenizer import TargetTokenizer, stop_ids
 
@@ -72,11 +72,11 @@ class LocalTarget:
         self.model = model.to(self.device)
         self.model.eval()
         self.stops = set(stop_ids(folder))
-        words = inspect.signature(self.model.forward).parameters
-        self.cache_word = "cache" if "cache" in words else "past_key_values"  # renamed in transformers 5.2x
+        self.cache_word = cache_word(self.model)
 
-    def answer(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Answer ids of each request, the stop token included where one was written. Prompts are padded on the left."""
+    def answer(self, wanted: Sequence[Wanted], tell: Callable[[str], None] | None = None) -> list[list[int]]:
+        """Answer ids of each request, the stop token included where one was written. Prompts are padded on the left.
+        tell: is told after each token how far the answers are."""
         import torch
         from transformers import DynamicCache
 
@@ -100,6 +100,8 @@ class LocalTarget:
                         open_rows.discard(i)
                 if not open_rows:
                     return out
+                if tell is not None:
+                    tell(f"{sum(map(len, out)):,} tokens of {len(wanted)} answers in the making")
                 ids = chosen.to(self.device)[:, None]
                 mask = torch.cat([mask, mask.new_ones(len(wanted), 1)], 1)
                 place = place[:, -1:] + 1
@@ -111,6 +113,8 @@ class LocalClient(EngineClient):
     def __init__(self, target: LocalTarget, tokenizer: TargetTokenizer, batch: int = 16) -> None:
         super().__init__(URL, MODEL)
         self.target, self.tokenizer, self.batch = target, tokenizer, batch
+        self.tell: Callable[[str], None] | None = None
+        """Where news of a batch goes while it is being answered."""
         self._waiting: list[tuple[Wanted, asyncio.Future[list[int]]]] = []
         self._turn = asyncio.Lock()
 
@@ -150,7 +154,7 @@ class LocalClient(EngineClient):
         taken = [first, *rest[: self.batch - 1]]
         self._waiting = [w for w in self._waiting if w not in taken]
         try:
-            answers = await asyncio.to_thread(self.target.answer, [w for w, _ in taken])
+            answers = await asyncio.to_thread(self.target.answer, [w for w, _ in taken], self.tell)
         except BaseException as e:
             for _, ready in taken:
                 if not ready.done():

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from draftsmith.capture.ask import Asker, DifferentIdsError, GivenUp, Keeper, NoIdsError, Settings
+from draftsmith.capture.local import LocalClient
 from draftsmith.capture.plan import Plan, require_share
 from draftsmith.capture.pool import Pool
 from draftsmith.capture.prompts import Prompt
@@ -51,6 +52,10 @@ class Progress:
 
     def rate(self) -> float:
         return self.asker.answer_tokens / max(time.monotonic() - self.started, 1e-9)
+
+    def news(self, text: str) -> None:
+        """Of answers that are being written: their batch may take minutes."""
+        self.task.advance(0, text)
 
     def unit(self, rows: Sequence[Row]) -> None:
         self.cut += sum(r.finish_reason == "length" for r in rows)
@@ -153,6 +158,9 @@ async def _capture(
         asker = Asker(pool, settings, tokenizer, keeper)
         with ui.task("capture", left, "answers") as task:
             progress = Progress(task, asker)
+            for client in servers.clients:
+                if isinstance(client, LocalClient):
+                    client.tell = progress.news
 
             async def worker() -> None:
                 for prompt, sample in units:  # a generator: each unit goes to one worker

@@ -35,20 +35,22 @@ def explain(
     from draftsmith.engine.flags import known_flags
     from draftsmith.engine.reader import locate
     from draftsmith.engine.trace import explain as trace
+    from draftsmith.engine.trace import holds_error
     from draftsmith.engine.trace_advice import advice_for, flag_advice
     from draftsmith.engine.trace_index import Index
     from draftsmith.errors import Exit
 
     text = _read(log)
-    located = locate(engine if engine is not None else find_engine(None).package.parent)
-    found = trace(text, Index.of(located.source, located.engine, located.version), version=located.version)
-    called = f"{located.engine} {located.version or '(version unknown)'}"
-    if found is None:
+    if not holds_error(text):  # before an engine is looked for: there is nothing to look up in it
         if as_json:
-            print_json({"error": None, "place": None, "engine": called})
+            print_json({"error": None, "place": None, "engine": None})
         else:
             console.print("no error in this log", highlight=False)
         raise typer.Exit(int(Exit.NO))
+    located = locate(engine if engine is not None else find_engine(None).package.parent)
+    found = trace(text, Index.of(located.source, located.engine, located.version), version=located.version)
+    called = f"{located.engine} {located.version or '(version unknown)'}"
+    assert found is not None
     place = found.place
     advice = advice_for(f"{found.error.message} {found.error.wrapped}", place.file if place else "")
     package = located.source.path(located.engine)

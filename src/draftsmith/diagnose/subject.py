@@ -18,6 +18,7 @@ from draftsmith.contract import Contract
 from draftsmith.dialects.checkpoint import Checkpoint
 from draftsmith.drafter.config import DrafterConfig
 from draftsmith.drafter.model import Drafter
+from draftsmith.target.cache import cache_word
 from draftsmith.train.batch import StepBatch
 
 if TYPE_CHECKING:
@@ -145,11 +146,13 @@ class Sampler:
     @torch.no_grad()
     def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
         """The target's next `count` greedy tokens."""
-        model = self.backend.model
-        given, kept, out = torch.as_tensor([list(token_ids)]).to(self.backend.device), None, list[int]()
+        from transformers import DynamicCache
+
+        model: Any = self.backend.model
+        given, out = torch.as_tensor([list(token_ids)]).to(self.backend.device), list[int]()
+        kept: dict[str, Any] = {cache_word(model): DynamicCache(config=model.config)}
         for _ in range(count):
-            found = model(input_ids=given, past_key_values=kept, use_cache=True, logits_to_keep=1)
-            kept = found.past_key_values
+            found = model(input_ids=given, **kept, use_cache=True, logits_to_keep=1)
             out.append(int(found.logits[0, -1].argmax()))
             given = torch.as_tensor([out[-1:]]).to(self.backend.device)
         return out

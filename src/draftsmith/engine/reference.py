@@ -9,7 +9,6 @@ torch, imported when it is used.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.engine.client import Answer, Chunk, EngineClient, Stream
 from draftsmith.errors import UserError
+from draftsmith.target.cache import cache_word
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +82,7 @@ class ReferenceEngine:
             self.model, aux = self._load_drafter(drafter, target)
         self.states = TransformersStates(target, aux)
         self.aux = aux
-        words = inspect.signature(self.states.model.forward).parameters
-        self.cache_word = "cache" if "cache" in words else "past_key_values"  # renamed in transformers 5.2x
+        self.cache_word = cache_word(self.states.model)
         if self.model is not None:
             self.model = self.model.to(self.states.device, torch.float32)
 

@@ -71,12 +71,21 @@ class Explanation:
         }
 
 
+def holds_error(text: str) -> bool:
+    """Whether a log holds anything that `explain` could be asked about."""
+    return _any(errors(text))
+
+
+def _any(found: list[Logged]) -> bool:
+    return bool(found) and found[0].rank > -10
+
+
 def explain(text: str, index: Index, seconds: float = 4.0, version: str | None = None) -> Explanation | None:
     """The root error of a log and where it came from; None where the log holds no error.
 
     seconds: how long to go on parsing files beyond the likeliest ones. version: of the engine that the index is of."""
     found = errors(text)
-    if not found or found[0].rank <= -10:
+    if not _any(found):
         return None
     best: Explanation | None = None
     for error in found[:4]:

@@ -45,6 +45,11 @@ _CONFIG_KEYS = (
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids both begin with: where two lists of them differ, or the shorter one ends."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 class RenderError(Exception):
     """The chat template does not take these messages; the text is its reason."""
 

@@ -45,10 +45,9 @@ def test_check_and_explain_name_one_line(tmp_path: Path, keep: int) -> None:
     assert "0.18.0" in found["advice"]["fix"] and "gate.list" in found["advice"]["checks"]
 
 
-def test_a_log_without_error_says_no(tmp_path: Path) -> None:
-    site = write_engine(tmp_path / "site")
+def test_a_log_without_error_says_no_before_it_asks_for_an_engine(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO 11-30 16:05:38 [core.py:1] all is well\n")
-    done = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--engine", str(site), "--json"])
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--engine", str(tmp_path / "none"), "--json"])
     assert done.exit_code == 1 and json.loads(done.stdout)["error"] is None
 
 
