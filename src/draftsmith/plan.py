@@ -19,7 +19,7 @@ from draftsmith.extract.sizes import CODECS, IDS, aux_bytes, teacher_bytes
 from draftsmith.planning.rates import Machine, Rate, choose, measured, this_machine
 from draftsmith.planning.sizes import DrafterShape, flops_per_token, target_params
 from draftsmith.planning.train_memory import train_memory
-from draftsmith.recipe import Recipe
+from draftsmith.recipe import DRAFT_VOCAB, Recipe
 
 STAGES = ("capture", "extract", "train")
 WAYS = ("two passes", "one pass", "streaming")
@@ -118,7 +118,7 @@ def with_recipe(f: Figures, recipe: Recipe) -> Figures:
 
     put("codec", recipe.extract.codec, "the recipe")
     put("topk", recipe.extract.topk, "the recipe")
-    put("draft_vocab", recipe.vocab.size, "the recipe")
+    put("draft_vocab", recipe.vocab.size or (None if recipe.train.from_ else DRAFT_VOCAB), "the recipe")
     put("epochs", recipe.train.epochs, "the recipe")
     put("ttt_steps", recipe.train.ttt_steps, "the recipe")
     put("batch_tokens", recipe.train.batch_tokens, "the recipe")

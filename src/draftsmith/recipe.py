@@ -93,10 +93,19 @@ class CaptureSection(_Section):
     )
 
 
+DRAFT_VOCAB = 8192
+"""Size of the draft vocab that is chosen from the answers where the recipe gives none."""
+
+
 class VocabSection(_Section):
     """The draft vocabulary."""
 
-    size: int = Field(8192, gt=0, description="target tokens that the drafter can propose")
+    size: int | None = Field(
+        None,
+        gt=0,
+        description="target tokens that the drafter can propose; none = 8,192 chosen from the answers, or with train.from "
+        "those of that drafter",
+    )
     force: list[str] = Field(default_factory=list, description="tokens (text) that must be in the draft vocab")
     min_coverage: float = Field(0.9, ge=0, le=1, description="warn under this share of answer tokens covered")
 
@@ -109,7 +118,8 @@ class ExtractSection(_Section):
         2, description="2: a second pass over captured rows; 1: states are kept while the engine answers"
     )
     aux_layers: list[int] | None = Field(
-        None, description="aux layer ids (id k = stream entering layer k); none = 2, n//2, n-3"
+        None,
+        description="aux layer ids (id k = stream entering layer k); none = 2, n//2, n-3, or with train.from that drafter's",
     )
     codec: Literal["bf16", "fp8", "fp8-topk"] = Field("bf16", description="how states are stored")
     topk: int = Field(128, gt=0, description="logits kept per position by fp8-topk")

@@ -157,7 +157,7 @@ def _keeping(run: Run, target: Path, folder: Path, contract: Contract, stack: Ex
     from draftsmith.extract.wire import Wire
 
     require_possible(run)
-    decided = with_layers(contract, run.recipe.extract.aux_layers)
+    decided = with_layers(run, contract)
     wire = stack.enter_context(Wire(decided, folder))
     server = stack.enter_context(
         _engine(run, target, folder, wire.arguments(), wire.environment(run.recipe.engine.env))

@@ -18,6 +18,7 @@ from draftsmith.errors import UserError
 from draftsmith.extract.rows import Item, batches, cut_rows
 from draftsmith.record import content_hash, free_bytes, read_json, write_json
 from draftsmith.stage import Run, Stage
+from draftsmith.taken_over import aux_layers, layers_start
 
 if TYPE_CHECKING:
     from draftsmith.extract.codecs import Codec
@@ -29,12 +30,15 @@ MAX_NAN = 0.01
 DISK_MARGIN = 256 << 20
 
 
-def with_layers(contract: Contract, aux_layers: list[int] | None) -> Contract:
-    """The contract with its aux layers (None: 2, n//2, n-3) and the final state decided."""
+def with_layers(run: Run, contract: Contract) -> Contract:
+    """The contract with its aux layers (the recipe's, else those of train.from's drafter, else 2, n//2, n-3) and the final
+    state decided."""
     from draftsmith.target.config import check_aux_layers, default_aux_layers
 
-    n = contract.target.num_layers
-    ids = default_aux_layers(n) if aux_layers is None else check_aux_layers(aux_layers, n)
+    n, layers = contract.target.num_layers, run.recipe.extract.aux_layers
+    if (start := layers_start(run.recipe)) is not None:
+        layers = aux_layers(start, n)
+    ids = default_aux_layers(n) if layers is None else check_aux_layers(layers, n)
     return contract.with_(aux_layer_ids=ids, final_state="pre_norm")
 
 
@@ -42,7 +46,7 @@ def settle_contract(run: Run) -> Contract:
     """The capture's (or, for fp8-topk, the vocab's) contract with aux layers and final state decided."""
     section = run.recipe.extract
     contract = Contract.load(run.stage_dir("vocab" if section.codec == "fp8-topk" else "capture"))
-    return with_layers(contract, section.aux_layers)
+    return with_layers(run, contract)
 
 
 def settle_codec(run: Run) -> tuple[Codec, Any]:
