@@ -56,7 +56,7 @@ def test_an_override_below_a_value_is_refused(tmp_path, key):
 def test_a_heading_with_nothing_below_it_takes_its_defaults(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("target: {model: m}\ncapture: {prompts: [p]}\nvocab:\n  # size: 100\ntrain:\n")
-    assert load_recipe(path).vocab.size == 8192
+    assert load_recipe(path).vocab.min_coverage == 0.9 and load_recipe(path).vocab.size is None
     assert load_recipe(path, {"train.seed": 3}).train.seed == 3
     path.write_text("target:\ncapture: {prompts: [p]}\n")
     with pytest.raises(UserError, match="target is missing"):
