@@ -321,6 +321,14 @@ def setting(found: dict[str, Any]) -> tuple[Any, ...]:
     return found["lr"], found["warm_fraction"], *found.get("set", [])
 
 
+def means(one: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
+    """A setting's figure over its seeds."""
+    lr, warm, *more = one
+    value = float(np.mean([per_step(table(f)) for f in found]))
+    return {"what": "ours, offline walk, mean over seeds", "lr": lr, "warm_fraction": warm, "set": more, "seeds": len(found),
+            "tokens_per_target_step": round(value, 4)}  # fmt: skip
+
+
 def compare(data: Data, work: Path, pack: Path | None) -> None:
     """The offline figures of everything found in the work folder, and the drafters to serve in work/chosen."""
     tries = [*sorted(work.glob("bf16-*-*.json")), *sorted(work.glob("*/bf16-*-*.json"))]
@@ -349,6 +357,7 @@ def compare(data: Data, work: Path, pack: Path | None) -> None:
         if default and default[0]["try"] != best["try"]:
             rows.append({"what": f"offline walk, ours against {peer}, its default rate", **paired(ours, default)})
         rows += [{k: v for k, v in summary(f).items() if k not in ("notes", "folder", "options")} for f in found]
+    rows += [means(s, [f for f in mine if setting(f) == s]) for s in settings]
     rows += [summary(f) for f in mine]
     strongest = max(results.values(), key=lambda r: r["theirs"]) if results else {"ours": None, "theirs": None}
     if results:
