@@ -73,11 +73,10 @@ class _Line:
     def show(self, info: str = "") -> None:
         spent = max(time.monotonic() - self.started, 1e-9)
         rate = self.done / spent
-        left = (self.total - self.done) / rate if rate else 0.0
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate else ""
         print(
             printable(
-                f"{self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s, "
-                f"{left:,.0f} s left {info}"
+                f"{self.title}: {self.done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s{left} {info}"
             ),
             file=sys.stderr,
             flush=True,

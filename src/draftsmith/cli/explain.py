@@ -41,13 +41,14 @@ def explain(
     from draftsmith.errors import Exit
 
     text = _read(log)
+    located = locate(engine) if engine is not None else None
     if not holds_error(text):  # before an engine is looked for: there is nothing to look up in it
         if as_json:
             print_json({"error": None, "place": None, "engine": None})
         else:
             console.print("no error in this log", highlight=False)
         raise typer.Exit(int(Exit.NO))
-    located = locate(engine if engine is not None else find_engine(None).package.parent)
+    located = located or locate(find_engine(None).package.parent)
     found = trace(text, Index.of(located.source, located.engine, located.version), version=located.version)
     called = f"{located.engine} {located.version or '(version unknown)'}"
     assert found is not None

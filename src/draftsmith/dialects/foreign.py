@@ -50,6 +50,8 @@ def read(
     aux_meaning: what the file's ids count, where it cannot be inferred. aux_layers: the ids themselves (our meaning),
     where the file has none or wrong ones. target_layers: the target's depth, which settles inference and defaults.
     Raises UserError on anything missing, unexpected, misshapen or not understood."""
+    if not folder.is_dir():
+        raise UserError(f"there is no drafter at {folder}", "", "give the folder that holds its config.json")
     if (folder / NATIVE).exists():
         return native.read(folder)
     config = load_json(folder / "config.json")
@@ -65,7 +67,7 @@ def read(
         raise UserError(
             f"{folder} is {drafter.dialect.title}, not an EAGLE-3 drafter",
             "its graph is another one",
-            "give an EAGLE-3 drafter",
+            "give an EAGLE-3 drafter's folder (an ordinary model is a target: --target)",
         )
     notes = [f"read as {drafter.dialect.title}"]
     tensors = _rename(_load(folder, allow_pickle), notes)

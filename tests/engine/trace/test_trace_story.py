@@ -45,10 +45,15 @@ def test_check_and_explain_name_one_line(tmp_path: Path, keep: int) -> None:
     assert "0.18.0" in found["advice"]["fix"] and "gate.list" in found["advice"]["checks"]
 
 
-def test_a_log_without_error_says_no_before_it_asks_for_an_engine(tmp_path: Path) -> None:
+def test_a_log_without_error_says_no_before_it_asks_for_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSMITH_ENGINE", str(tmp_path / "none"))
     (tmp_path / "log").write_text("INFO 11-30 16:05:38 [core.py:1] all is well\n")
-    done = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--engine", str(tmp_path / "none"), "--json"])
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--json"])
     assert done.exit_code == 1 and json.loads(done.stdout)["error"] is None
+    wrong = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--engine", str(tmp_path / "none")])
+    assert wrong.exit_code != 1  # one that is named must be there
 
 
 def test_an_unknown_error_says_that_it_cannot_tell(tmp_path: Path) -> None:
