@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from draftsmith.cli.main import app
+from draftsmith.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remedy"))
 from remedy_engine import pair, write_engine
@@ -53,7 +54,7 @@ def test_a_log_without_error_says_no_before_it_asks_for_an_engine(
     done = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--json"])
     assert done.exit_code == 1 and json.loads(done.stdout)["error"] is None
     wrong = CliRunner().invoke(app, ["explain", str(tmp_path / "log"), "--engine", str(tmp_path / "none")])
-    assert wrong.exit_code != 1  # one that is named must be there
+    assert isinstance(wrong.exception, UserError)  # one that is named must be there
 
 
 def test_an_unknown_error_says_that_it_cannot_tell(tmp_path: Path) -> None:
