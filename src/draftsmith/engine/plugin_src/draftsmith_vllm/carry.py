@@ -263,6 +263,7 @@ class Carrier:
         except Exception as e:
             logger.exception("%s: the states of %s could not be gathered: %s", NAME, kept.name, e)
         finally:
+            kept.forget()  # the ring's segments name it until they are filled again
             kept.written = True
 
     def _beside(self, device: Any, mark: Any) -> Any:

@@ -115,6 +115,10 @@ class Kept:
             at += n
         self.pieces = pieces
 
+    def forget(self) -> None:
+        """Let go of what was gathered, once it is written."""
+        self.pieces, self.top_at, self.top_of = [], [], []
+
     def argmax(self) -> Any:
         """int32 [tokens from `start` on], -1 where none was wanted."""
         import numpy as np
