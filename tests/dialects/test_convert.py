@@ -285,3 +285,8 @@ def test_output_folder_must_be_empty(tmp_path):
     (tmp_path / "b" / "old").write_text("x")
     with pytest.raises(UserError, match="not empty"):
         convert_folder(tmp_path / "a", tmp_path / "b", "sglang")
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_so(tmp_path):
+    with pytest.raises(UserError, match="there is no drafter at"):
+        foreign.read(tmp_path / "nowhere")
