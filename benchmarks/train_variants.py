@@ -207,7 +207,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.0015)
     parser.add_argument("--warm", type=float, default=0.75, help="share of the steps with one draft step alone")
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="other keys of the recipe's train section"
+        "--set",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="other keys of the recipe's train section",
     )
     parser.add_argument("--variants", default="bf16,fp8-topk,layer")
     parser.add_argument("--train-only", action="store_true", help="write no figure: other processes train the rest")
