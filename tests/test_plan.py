@@ -103,6 +103,7 @@ def test_lean_optimizer_saves_six_bytes_a_parameter() -> None:
 def test_muon_saves_a_moment_of_the_hidden_matrices() -> None:
     adam, muon = (train_memory(KIMI, 2048, 7, o, "bfloat16") for o in ("adamw", "muon"))
     assert adam["weights"] - muon["weights"] == 4 * (KIMI.fc + KIMI.layer)
+    assert muon["scratch"] >= 3 * KIMI.fc * 2  # what the iteration holds of the largest matrix
 
 
 SHAPES = {

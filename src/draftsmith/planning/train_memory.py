@@ -117,13 +117,16 @@ def train_memory(
         kv = 2 * shape.heads * (nope + rope)  # values are as wide as keys there
     kernels = T * (4 * q + 4 * shape.kv_heads * shape.head_dim) * w  # attention's output and gradients
     plain = 0 if gpu else max(6 * x.rows * F, 4 * T * F + 6 * T * H) * max(w, 4)  # SiLU, or a validation's layer
+    # muon, after the step's own scratch is free: copies of the largest hidden matrix and squares of its shorter side
+    largest = H * max(shape.aux_layers * G, F)
+    orthogonal = (3 * largest + 3 * H * H) * w if optimizer == "muon" else 0
     parts = {
         "weights": weights,
         "frozen": ((shape.vocab * H if H == G else 0) + D * G) * w,
         "batch": BATCHES[gpu] * T * (shape.aux_layers + 1) * G * w,
         "teacher": 0 if hand else 3 * x.rows * D * 4,
         "step": _hand_step(shape, x, CHUNK[gpu]) if hand else _autograd_step(shape, x, recompute),
-        "scratch": kernels + plain,
+        "scratch": max(kernels + plain, orthogonal),
         # gathered; float32 gradient; gradient of one rectangle's keys, or half of the sum on its way back
         "shared": 0 if context == 1 else own * context * kv * (w + max(w, 4) + max(w, max(w, 4) // 2)),
         "process": 0 if gpu else PROCESS,
