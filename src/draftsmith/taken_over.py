@@ -3,14 +3,14 @@ the aux layers, where the recipe does not choose its own. Both are what its weig
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftsmith.errors import UserError
 from draftsmith.record import folder_hash
 
 if TYPE_CHECKING:
-    from draftsmith.dialects.checkpoint import Checkpoint
     from draftsmith.recipe import Recipe
 
 
@@ -33,25 +33,31 @@ def hashed(start: Path | None) -> dict[str, str]:
     return {"from": folder_hash(start)} if start is not None else {}
 
 
-def _read(folder: Path, target_layers: int) -> Checkpoint:
+@lru_cache(maxsize=4)
+def _facts(folder: Path, target_layers: int) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
+    """(vocabulary, ids that it can propose, aux layers) of a drafter. Reading one reads its weights, and a stage asks for
+    its contract several times."""
     from draftsmith.dialects.foreign import read
 
-    return read(folder, target_layers=target_layers)
+    found = read(folder, target_layers=target_layers)
+    ids = tuple(i + int(offset) for i, offset in enumerate(found.tensors["d2t"].tolist()))
+    layers = found.config.aux_layer_ids
+    return found.config.vocab_size, ids, None if layers is None else tuple(layers)
 
 
 def draft_ids(folder: Path, target_layers: int, vocab_size: int) -> list[int]:
     """Target ids that the drafter can propose. UserError where it was made for another vocabulary."""
-    found = _read(folder, target_layers)
-    if found.config.vocab_size != vocab_size:
+    made_for, ids, _ = _facts(folder, target_layers)
+    if made_for != vocab_size:
         raise UserError(
-            f"{folder} was made for a vocabulary of {found.config.vocab_size:,} tokens; the target has {vocab_size:,}",
+            f"{folder} was made for a vocabulary of {made_for:,} tokens; the target has {vocab_size:,}",
             "its draft vocab names other tokens",
             "it is another target's drafter",
         )
-    d2t: Any = found.tensors["d2t"]
-    return [i + int(offset) for i, offset in enumerate(d2t.tolist())]
+    return list(ids)
 
 
 def aux_layers(folder: Path, target_layers: int) -> list[int] | None:
     """The drafter's aux layers in our meaning (id k = stream entering layer k); None where it does not say."""
-    return _read(folder, target_layers).config.aux_layer_ids
+    _, _, layers = _facts(folder, target_layers)
+    return None if layers is None else list(layers)

@@ -31,6 +31,18 @@ from fake_endpoint import FakeEndpoint
 ENGINE = {"name": "fake", "version": "1"}
 
 
+def answer_prompts(run, prompts):
+    """The captured rows again, as answers to these prompts."""
+    folder = run.stage_dir("capture")
+    rows = list(iter_rows(folder))
+    for part in folder.rglob("*"):
+        if part.name == "ledger.jsonl" or part.suffix == ".parquet":
+            part.unlink()
+    renamed = [type(r)(**(r.__dict__ | {"prompt_id": p.prompt_id})) for r, p in zip(rows, prompts, strict=True)]
+    write_rows(folder, renamed)
+    return renamed
+
+
 @pytest.fixture
 def run(recipe, monkeypatch):
     """The run of `recipe` with prompts that can be asked, measured by the reference engine."""
@@ -45,12 +57,7 @@ def run(recipe, monkeypatch):
     recipe.write_text(yaml.safe_dump(plan))
     found = open_run(load_recipe(recipe), QuietUi())
     prompts = load_prompts(str(questions))
-    rows = list(iter_rows(found.stage_dir("capture")))
-    for part in found.stage_dir("capture").rglob("*"):
-        if part.name == "ledger.jsonl" or part.suffix == ".parquet":
-            part.unlink()
-    renamed = [type(r)(**(r.__dict__ | {"prompt_id": p.prompt_id})) for r, p in zip(rows, prompts, strict=True)]
-    write_rows(found.stage_dir("capture"), renamed)
+    answer_prompts(found, prompts)
     return found
 
 
@@ -124,12 +131,7 @@ def test_prompts_that_capture_drew_are_found_again(run):
     path.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(40)))
     capture.__dict__ |= {"prompts": [f"{path}:16"], "system": "Be brief."}
     drawn = list(open_source(str(path)).prompts(rules_of(capture)))[-16:]
-    rows = list(iter_rows(run.stage_dir("capture")))
-    for part in run.stage_dir("capture").rglob("*"):
-        if part.name == "ledger.jsonl" or part.suffix == ".parquet":
-            part.unlink()
-    renamed = [type(r)(**(r.__dict__ | {"prompt_id": p.prompt_id})) for r, p in zip(rows, drawn, strict=True)]
-    write_rows(run.stage_dir("capture"), renamed)
+    renamed = answer_prompts(run, drawn)
     found = choose.held_out_prompts(run, {renamed[3].row_id, renamed[9].row_id})
     assert [p.prompt_id for p in found] == [drawn[3].prompt_id, drawn[9].prompt_id]
     assert found[0].messages[0] == {"role": "system", "content": "Be brief."}

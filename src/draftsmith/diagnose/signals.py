@@ -21,6 +21,7 @@ from draftsmith.diagnose.causes import Cause
 from draftsmith.diagnose.replay import Replayer, Score
 from draftsmith.diagnose.subject import SampleRow, Setup, Subject
 from draftsmith.errors import UserError
+from draftsmith.target.tokenizer import common_length
 from draftsmith.train.validate import Acceptance
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ WORDS = ("zebra", "What is 7 + 5?", "1", "Über uns")
 
 def _common(lists: list[list[int]]) -> list[int]:
     """The longest beginning that all share."""
-    count = next((i for i, some in enumerate(zip(*lists, strict=False)) if len(set(some)) > 1), min(map(len, lists)))
-    return lists[0][:count]
+    return lists[0][: min(common_length(lists[0], other) for other in lists)]
 
 
 def template(subject: Subject) -> Iterator[Cause]:
