@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftsmith.engine.plugin_src.draftsmith_vllm import carry, states
+from draftsmith.engine.plugin_src.draftsmith_vllm import carry, ring, states
 from draftsmith.engine.plugin_src.draftsmith_vllm.carry import Carrier
 from draftsmith.engine.plugin_src.draftsmith_vllm.kept import Kept
 
@@ -30,8 +30,29 @@ def given(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return made[:, :2].contiguous(), made[:, 2].contiguous(), torch.tensor(tokens, dtype=torch.int32)
 
 
-def at(placed: dict[Kept, tuple[int, int, int]]) -> list[tuple[Kept, int, int, int]]:
-    return [(kept, *where) for kept, where in placed.items()]
+class Hand:
+    """A runner's thread: hands steps over as the tap does. placed: request → (its first position, tokens), in order."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+
+    def rows(self, tokens: list[int], placed: dict[Kept, tuple[int, int]], device: str = "cpu") -> None:
+        streams, last, ids = (t.to(device) for t in given(tokens))
+        numbers = np.array([k.number for k in placed], dtype=np.int32)
+        at, counts = np.array(list(placed.values()), dtype=np.int32).T
+        aux = [*streams.unbind(1), last]
+        self.carrier.rows(aux, ids, numbers, at, counts, list(placed))
+        for t in (*aux, ids):
+            t.fill_(-1)  # the next step's buffers are the same
+
+    def step(self, tokens: list[int], placed: dict[Kept, tuple[int, int]], *ended: Kept) -> None:
+        self.rows(tokens, placed)
+        self.end(*ended)
+
+    def end(self, *ended: Kept) -> None:
+        for kept in ended:
+            self.carrier.ended(kept)
+        self.carrier.commit()
 
 
 def wait_for(path: Path) -> dict[str, torch.Tensor]:
@@ -48,37 +69,51 @@ def check(found: dict[str, torch.Tensor], tokens: list[int], first: int) -> None
     assert torch.equal(found["last"], last[first:])
 
 
+def slow(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, seconds: float) -> None:
+    method = getattr(cls, name)
+
+    def slower(*args: Any) -> Any:
+        time.sleep(seconds)
+        return method(*args)
+
+    monkeypatch.setattr(cls, name, slower)
+
+
 @pytest.fixture
 def carrier(tmp_path: Path) -> Carrier:
-    return Carrier(tmp_path, LAYERS, HIDDEN, max_tokens=8)  # a ring of 32 rows
+    return Carrier(tmp_path, LAYERS, HIDDEN, max_tokens=8)  # 16 rows on the device, a ring of 32
 
 
-def test_a_long_request_beside_many_short_ones_keeps_its_tokens(carrier: Carrier, tmp_path: Path) -> None:
+@pytest.fixture
+def hand(carrier: Carrier) -> Hand:
+    return Hand(carrier)
+
+
+def test_a_long_request_beside_many_short_ones_keeps_its_tokens(hand: Hand, tmp_path: Path) -> None:
     long, tokens = Kept("long", 2), []
     for step in range(60):  # the ring is filled eleven times over
         own, other = [step], list(range(100 + step, 105 + step))
-        short = Kept(f"s{step}", 0)
-        carrier.rows(*given(own + other), at({long: (step, 0, 1), short: (0, 1, 5)}))
-        carrier.tops(torch.tensor([7, 8]), at({short: (3, 0, 2)}))
-        carrier.ended(short)
+        short = Kept(f"s{step}", 3)
+        hand.rows(own + other, {long: (step, 1), short: (0, 5)})
+        hand.carrier.tops(torch.tensor([7, 8]), np.array([4, 5]))
+        hand.end(short)
         tokens += own
-    carrier.ended(long)
+    hand.end(long)
     check(wait_for(tmp_path / "long.safetensors"), tokens, 2)
     for step in range(60):
         found = wait_for(tmp_path / f"s{step}.safetensors")
-        check(found, list(range(100 + step, 105 + step)), 0)
+        check(found, list(range(100 + step, 105 + step)), 3)
         assert found["argmax"].tolist() == [-1, -1, -1, 7, 8]
 
 
 def test_requests_of_every_length_share_a_ring_that_is_too_small(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Kept.write
-    monkeypatch.setattr(Kept, "write", lambda *a: (time.sleep(0.002), write(*a))[1])  # places are reused meanwhile?
+    slow(monkeypatch, Kept, "write", 0.002)  # places are reused meanwhile?
     random = np.random.default_rng(3)
     live: dict[Kept, tuple[list[int], int]] = {}
     whole: dict[str, tuple[list[int], int]] = {}
-    for step in range(150):
+    for step in range(300):
         while len(live) < 3:
             name, first = f"q{len(whole) + len(live)}-{step}", int(random.integers(0, 3))
             live[Kept(name, first)] = ([], int(random.integers(3, 40)))
@@ -86,20 +121,25 @@ def test_requests_of_every_length_share_a_ring_that_is_too_small(
         for kept, (own, _) in live.items():
             n = 1 if own else int(random.integers(1, 4))
             new = [int(t) for t in random.integers(0, 60, n)]
-            placed[kept] = (len(own), len(tokens), n)
+            placed[kept] = (len(own), n)
             own += new
             tokens += new
-        carrier.rows(*given(tokens), at(placed))
-        for kept in [k for k, (own, most) in live.items() if len(own) >= most]:
+        hand.rows(tokens, placed)
+        most_likely = random.permutation(len(tokens))  # those of a prompt's middle come before those of the ends
+        hand.carrier.tops(torch.tensor([tokens[i] + 1 for i in most_likely]), most_likely)
+        over = [k for k, (own, most) in live.items() if len(own) >= most]
+        for kept in over:
             whole[kept.name] = (live.pop(kept)[0], kept.first)
-            carrier.ended(kept)
-    assert len(whole) > 15
+        hand.end(*over)
+    assert len(whole) > 30
     for name, (own, first) in whole.items():
-        check(wait_for(tmp_path / f"{name}.safetensors"), own, first)
+        found = wait_for(tmp_path / f"{name}.safetensors")
+        check(found, own, first)
+        assert found["argmax"].tolist() == [-1] * first + [t + 1 for t in own[first:]]
 
 
 def test_the_runner_waits_where_files_are_not_written(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, write = threading.Event(), Kept.write
     monkeypatch.setattr(Kept, "write", lambda *a: (go.wait(), write(*a))[1])
@@ -108,103 +148,143 @@ def test_the_runner_waits_where_files_are_not_written(
     def run() -> None:
         for step in range(20):
             kept = Kept(f"r{step}", 0)
-            carrier.rows(*given(list(range(8))), at({kept: (0, 0, 8)}))
-            carrier.ended(kept)
+            hand.step(list(range(8)), {kept: (0, 8)}, kept)
             done.append(step)
 
     thread = threading.Thread(target=run)
     thread.start()
     time.sleep(0.15)
     # four steps fill the ring, and as many as may wait on the device lie before it
-    assert len(done) <= 4 + 1 + carry.AT_ONCE
+    assert len(done) == 4 + carry.AT_ONCE
     go.set()
     thread.join(5)
     for step in range(20):
         check(wait_for(tmp_path / f"r{step}.safetensors"), list(range(8)), 0)
 
 
-def test_small_steps_do_not_hold_the_runner_and_are_waited_for_together(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_small_steps_do_not_hold_the_runner_and_are_taken_together(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, take, arrivals = threading.Event(), Carrier._do_rows, []
-    monkeypatch.setattr(Carrier, "_do_rows", lambda *a: (go.wait(), take(*a))[1])
-    done = carrier.waiting.done
-    monkeypatch.setattr(carrier.waiting, "done", lambda n: (arrivals.append(n), done(n))[1])
+    take, copies = Carrier._take, list[int]()
+    go = threading.Event()
+    monkeypatch.setattr(Carrier, "_take", lambda *a: (go.wait(), take(*a))[1])
+    copy = Carrier._copy
+
+    def copy_step(self: Carrier, steps: list[carry.Step], n: int) -> None:
+        copies.append(n)
+        copy(self, steps, n)
+
+    monkeypatch.setattr(Carrier, "_copy", copy_step)
     kept = Kept("small", 0)
     for step in range(2 * 8):  # as many rows as two full steps have; our thread has taken none of them yet
-        carrier.rows(*given([step]), at({kept: (step, 0, 1)}))
+        hand.step([step], {kept: (step, 1)})
+    hand.end(kept)
     go.set()
-    carrier.ended(kept)
     check(wait_for(tmp_path / "small.safetensors"), list(range(16)), 0)
-    assert arrivals == [8, 8]
+    assert copies == [8, 8]
 
 
-def test_a_written_request_holds_no_memory_while_the_ring_still_names_it(carrier: Carrier, tmp_path: Path) -> None:
+def test_a_request_that_is_written_is_forgotten(hand: Hand, tmp_path: Path) -> None:
     kept = Kept("long", 0)
-    for step in range(24):  # more pieces than are written as they lie: gathered
-        carrier.rows(*given([step]), at({kept: (step, 0, 1)}))
-    carrier.ended(kept)
-    check(wait_for(tmp_path / "long.safetensors"), list(range(24)), 0)
+    for step in range(80):  # more than the ring holds: some of it had to be moved out
+        hand.step([step], {kept: (step, 1)})
+    hand.end(kept)
+    check(wait_for(tmp_path / "long.safetensors"), list(range(80)), 0)
     until = time.monotonic() + 5
-    while not kept.written:
+    while hand.carrier.requests:
         assert time.monotonic() < until
         time.sleep(0.002)
-    assert carrier._ring is not None and any(kept is k for s in carrier._ring.filled for k, *_ in s.placed)
-    assert not kept.pieces and not kept.notes
+    assert not kept.moved  # the last steps still name it
+
+
+def test_a_step_that_is_computed_again_counts_as_it_came_last(hand: Hand, tmp_path: Path) -> None:
+    kept = Kept("again", 0)
+    hand.step([1, 2, 3], {kept: (0, 3)})
+    hand.step([4], {kept: (3, 1)})
+    hand.step([1, 2, 3, 5], {kept: (0, 4)})  # thrown out of the engine's memory, and another token sampled
+    hand.step([6], {kept: (4, 1)}, kept)
+    check(wait_for(tmp_path / "again.safetensors"), [1, 2, 3, 5, 6], 0)
+
+
+def test_rows_that_nobody_asked_for_are_nobodys(hand: Hand, tmp_path: Path) -> None:
+    kept = Kept("own", 1)
+    for at in range(0, 12, 2):
+        streams, last, ids = given([90, at, at + 1, 91, 92])
+        numbers = np.array([0, kept.number, 0], dtype=np.int32)
+        here, counts = np.array([7, at, 3], dtype=np.int32), np.array([1, 2, 2], dtype=np.int32)
+        hand.carrier.rows([*streams.unbind(1), last], ids, numbers, here, counts, [None, kept, None])
+        hand.end()
+    hand.end(kept)
+    check(wait_for(tmp_path / "own.safetensors"), list(range(12)), 1)
+
+
+def test_a_step_longer_than_the_engine_said_costs_its_requests_alone(
+    hand: Hand, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry.logger, "propagate", True)
+    cut, sound = Kept("cut", 0), Kept("sound", 0)
+    hand.step([1], {cut: (0, 1)})
+    hand.rows(list(range(20)), {cut: (1, 20)})
+    hand.carrier.tops(torch.tensor([4]), np.array([19]))
+    hand.step([22, 5], {cut: (21, 1), sound: (0, 1)}, cut, sound)
+    check(wait_for(tmp_path / "sound.safetensors"), [5], 0)
+    assert "a step of 20 tokens, where the engine said at most 8" in caplog.text
+    assert not (tmp_path / "cut.safetensors").exists()
 
 
 def test_an_engine_that_stands_still_for_its_states_is_told(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(carry, "PERIOD", 0.0)
-    monkeypatch.setattr(carry.logger, "propagate", True)
-    take = Carrier._do_rows
-    monkeypatch.setattr(Carrier, "_do_rows", lambda *a: (time.sleep(0.05), take(*a))[1])
+    monkeypatch.setattr(ring, "PERIOD", 0.0)
+    monkeypatch.setattr(ring.logger, "propagate", True)
+    slow(monkeypatch, Carrier, "_copy", 0.05)
     kept = Kept("slow", 0)
-    for step in range(4):
-        carrier.rows(*given(list(range(8 * step, 8 * step + 8))), at({kept: (8 * step, 0, 8)}))
-    carrier.ended(kept)
-    check(wait_for(tmp_path / "slow.safetensors"), list(range(32)), 0)
+    for step in range(5):
+        hand.step(list(range(8 * step, 8 * step + 8)), {kept: (8 * step, 8)})
+    hand.end(kept)
+    check(wait_for(tmp_path / "slow.safetensors"), list(range(40)), 0)
     assert "the engine waited" in caplog.text
 
 
 @pytest.mark.gpu
 def test_from_a_gpu_come_the_same_files(tmp_path: Path) -> None:
     carrier, random = Carrier(tmp_path, LAYERS, HIDDEN, max_tokens=32), np.random.default_rng(5)
+    hand = Hand(carrier)
     live = {Kept(f"g{i}", 0): list[int]() for i in range(6)}
     for _ in range(400):
         placed, tokens = {}, []
         for kept, own in live.items():
             n = 1 if own else int(random.integers(1, 5))
             new = [int(t) for t in random.integers(0, 60, n)]
-            placed[kept] = (len(own), len(tokens), n)
+            placed[kept] = (len(own), n)
             own += new
             tokens += new
-        streams, last, ids = (t.cuda() for t in given(tokens))
-        carrier.rows(streams.clone(), last.clone(), ids.clone(), at(placed))
-        ends = {k: (at + n - 1, i, 1) for i, (k, (at, _, n)) in enumerate(placed.items())}
-        carrier.tops(torch.stack([ids[begin + n - 1] + 1 for _, begin, n in placed.values()]).long(), at(ends))
-        for t in (streams, last, ids):
-            t.fill_(-1)
+        hand.rows(tokens, placed, "cuda")
+        ends = np.cumsum([n for _, n in placed.values()]) - 1
+        carrier.tops(torch.tensor([tokens[i] + 1 for i in ends], device="cuda"), ends)
+        hand.end()
+    hand.end(*live)
     for kept, own in live.items():
-        carrier.ended(kept)
         found = wait_for(tmp_path / f"{kept.name}.safetensors")
         check(found, own, 0)
         assert found["argmax"][-300:].tolist() == [t + 1 for t in own[-300:]]
 
 
-def test_a_position_that_is_missing_gives_no_file(carrier: Carrier, tmp_path: Path) -> None:
+def test_a_position_that_is_missing_gives_no_file(
+    hand: Hand, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry.logger, "propagate", True)
     broken, sound = Kept("broken", 0), Kept("sound", 0)
-    carrier.rows(*given([1, 2, 3]), at({broken: (0, 0, 3)}))
-    carrier.rows(*given([5, 6]), at({broken: (4, 0, 1), sound: (0, 1, 1)}))
-    carrier.ended(broken)
-    carrier.ended(sound)
+    hand.step([1, 2, 3], {broken: (0, 3)})
+    hand.step([5, 6], {broken: (4, 1), sound: (0, 1)}, broken, sound)
     wait_for(tmp_path / "sound.safetensors")
+    hand.carrier.pool.shutdown()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["sound.safetensors"]
+    assert "positions 3 and on are missing of broken" in caplog.text
 
 
 def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writev = os.writev
     full = iter([True])
@@ -217,21 +297,20 @@ def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
     monkeypatch.setattr(os, "writev", no_room)
     first, second = Kept("first", 0), Kept("second", 0)
     for kept in (first, second):
-        carrier.rows(*given([1, 2]), at({kept: (0, 0, 2)}))
-        carrier.ended(kept)
-        time.sleep(0.05)
+        hand.step([1, 2], {kept: (0, 2)}, kept)
+        time.sleep(0.08)
     check(wait_for(tmp_path / "second.safetensors"), [1, 2], 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["second.safetensors"]
 
 
 def test_what_one_call_does_not_write_is_written_after_it(
-    carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "writev", lambda d, parts: os.write(d, bytes(parts[0][:11])))
     kept = Kept("short", 1)
     for step in range(3):
-        carrier.rows(*given([step, 50]), at({kept: (step, 0, 1)}))
-    carrier.ended(kept)
+        hand.step([step, 50], {kept: (step, 1), Kept("other", 0): (step, 1)})
+    hand.end(kept)
     check(wait_for(tmp_path / "short.safetensors"), [0, 1, 2], 1)
 
 
@@ -357,10 +436,9 @@ def test_a_newer_runner_without_the_needed_methods_is_refused() -> None:
         states._tap_v2(type("GPUModelRunner", (), {}), {})
 
 
-def test_the_file_says_its_layers(carrier: Carrier, tmp_path: Path) -> None:
+def test_the_file_says_its_layers(hand: Hand, tmp_path: Path) -> None:
     kept = Kept("one", 0)
-    carrier.rows(*given([3]), at({kept: (0, 0, 1)}))
-    carrier.ended(kept)
+    hand.step([3], {kept: (0, 1)}, kept)
     wait_for(tmp_path / "one.safetensors")
     raw = (tmp_path / "one.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])

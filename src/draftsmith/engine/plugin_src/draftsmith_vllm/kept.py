@@ -1,12 +1,12 @@
-"""What is kept of one request while it runs, and the file that it becomes.
+"""What is kept of one request, and the file that it becomes.
 
-Hundreds of requests run at once and each step adds to all of them, on a thread that shares the interpreter with the
-engine's own: a step only notes where its rows lie. Looking through the notes, gathering and writing is for numpy and the
-system, once a request has ended or must leave the ring, on threads that hold nobody up.
+Looking for a request's rows, gathering and writing is for numpy and the system, once it has ended or must leave the ring,
+on threads that hold nobody up; while it runs, nothing is done for it alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -20,116 +20,96 @@ SCATTERED = 16
 BUFFERS = 512
 """Parts of a file written by one call (the system's limit is 1,024)."""
 
+_numbers = itertools.count(1)
+
 
 @dataclass(eq=False)
 class Rows:
     """Host memory for tokens: streams int16 [rows, (layers - 1) * hidden] and last int16 [rows, hidden] (bf16's bits; the
-    last layer lies apart, since fewer positions of it are wanted), ids int32 [rows]."""
+    last layer lies apart, since fewer positions of it are wanted), ids int32 [rows], tops int32 [rows] (the most likely
+    next token, -1 where nobody asked)."""
 
     streams: Any
     last: Any
     ids: Any
+    tops: Any
 
     def part(self, index: Any) -> Rows:
         """A copy of these rows."""
-        return Rows(self.streams.take(index, axis=0), self.last.take(index, axis=0), self.ids.take(index))
+        return Rows(*(a.take(index, axis=0) for a in (self.streams, self.last, self.ids, self.tops)))
+
+
+Found = tuple[Rows, Any, Any]
+"""(memory, rows there int [n], their positions int32 [n]), in the order in which they were computed."""
+Piece = tuple[Rows, int, int]
+"""(memory, first row there, rows)."""
 
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """The states of one request: where its tokens lie, in the order of their positions.
+    """One request whose states are wanted.
 
     first: position from which `argmax` and the last layer are wanted; ends: tokens after which the request is over, None
-    where only the scheduler knows. notes: (position, row of the ring, rows) of the steps that were not looked through
-    yet; pieces: (memory, first row there, rows) of those that were. moved: number of the ring's segment up to which all
-    was moved out of it. top_at, top_of: positions and their most likely tokens. future: the file's writing, once over."""
+    where only the scheduler knows. moved: what had to leave the ring before the request was over. start, end: positions
+    that are there. future: the file's writing, once over. number: tells requests apart in the ring, from 1."""
 
     name: str
     first: int
     ends: int | None = None
     argmax_wanted: bool = True
-    over: bool = False
-    written: bool = False
-    moved: int = 0
-    start: int = -1
+    moved: list[Found] = field(default_factory=list)
+    start: int = 0
     end: int = 0
-    notes: list[tuple[int, int, int]] = field(default_factory=list)
-    pieces: list[tuple[Rows, int, int]] = field(default_factory=list)
-    top_at: list[int] = field(default_factory=list)
-    top_of: list[int] = field(default_factory=list)
-    broken: bool = False
     future: Future[None] | None = None
+    number: int = field(default_factory=_numbers.__next__)
 
-    def settle(self, ring: Rows) -> None:
-        """Turn the notes into pieces; many of them are gathered into memory of their own."""
+    def pieces(self, ring: Found) -> list[Piece]:
+        """Where the tokens lie, in the order of their positions. ring: those that are still there.
+
+        ValueError: a position is missing."""
         import numpy as np
 
-        notes, self.notes = self.notes, []
-        if len(notes) > SCATTERED:
-            at, row, n = np.array(notes).T
-            if bool((at[1:] == at[:-1] + n[:-1]).all()):
-                self.put(int(at[0]), ring.part(_each(row, n)), 0, int(n.sum()))
-                return
-        for at, row, n in notes:
-            self.put(at, ring, row, n)
+        found = [f for f in (*self.moved, ring) if len(f[1])]
+        if not found:
+            raise ValueError("all positions are missing")
+        of = np.repeat(np.arange(len(found)), [len(f[1]) for f in found])
+        rows, at = (np.concatenate([f[k] for f in found]) for k in (1, 2))
+        if not _consecutive(at):
+            # After a preemption the tokens are computed again, and with another sample they may be others: the last count.
+            at, back = np.unique(at[::-1], return_index=True)
+            if not _consecutive(at):
+                raise ValueError(f"positions {at[:-1][np.diff(at) != 1][0] + 1} and on are missing")
+            chosen = len(rows) - 1 - back
+            of, rows = of[chosen], rows[chosen]
+        self.start, self.end = int(at[0]), int(at[-1]) + 1
+        pieces: list[Piece] = []
+        for a, b in _stretches(np.diff(of) != 0, len(of)):
+            memory, here = found[of[a]][0], rows[a:b]
+            runs = _stretches(np.diff(here) != 1, b - a)
+            if len(runs) > SCATTERED:
+                pieces.append((memory.part(here), 0, b - a))
+            else:
+                pieces += [(memory, int(here[c]), d - c) for c, d in runs]
+        return pieces
 
-    def put(self, at: int, rows: Rows, begin: int, n: int) -> None:
-        """Tokens at positions at … at + n - 1 lie in `rows` from `begin`."""
-        if self.start < 0:
-            self.start = self.end = at
-        # After a preemption the tokens are computed again from the start: the same values, by position.
-        while self.pieces and at < self.end:
-            memory, where, length = self.pieces.pop()
-            keep = max(length - (self.end - at), 0)
-            self.end -= length - keep
-            if keep:
-                self.pieces.append((memory, where, keep))
-        if at < self.start:
-            self.start = self.end = at
-        self.broken |= at != self.end
-        if self.pieces and self.pieces[-1][0] is rows and sum(self.pieces[-1][1:]) == begin:
-            _, where, length = self.pieces.pop()
-            self.pieces.append((rows, where, length + n))
-        else:
-            self.pieces.append((rows, begin, n))
-        self.end = at + n
-
-    def move_out(self, ring: Rows) -> None:
+    def move(self, ring: Found) -> None:
         """Copy what lies in the ring into memory of its own: all of it, so that this comes once a round of the ring."""
         import numpy as np
 
-        self.settle(ring)
-        mine = [p for p in self.pieces if p[0] is ring]
-        if not mine:
-            return
-        rows, counts = np.array([p[1:] for p in mine]).T
-        own, at, pieces = ring.part(_each(rows, counts)), 0, []
-        for memory, where, n in self.pieces:
-            if memory is not ring:
-                pieces.append((memory, where, n))
-                continue
-            if pieces and pieces[-1][0] is own:
-                pieces[-1] = (own, pieces[-1][1], pieces[-1][2] + n)
-            else:
-                pieces.append((own, at, n))
-            at += n
-        self.pieces = pieces
+        memory, rows, at = ring
+        self.moved.append((memory.part(rows), np.arange(len(rows)), at))
 
-    def forget(self) -> None:
-        """Let go of what was gathered, once it is written."""
-        self.pieces, self.top_at, self.top_of = [], [], []
-
-    def argmax(self) -> Any:
+    def argmax(self, pieces: list[Piece]) -> Any:
         """int32 [tokens from `start` on], -1 where none was wanted."""
         import numpy as np
 
         out = np.full(self.end - self.start, -1, dtype=np.int32)
-        at, of = np.array(self.top_at, dtype=np.int64), np.array(self.top_of, dtype=np.int32)
-        inside = (at >= self.start) & (at < self.end)
-        out[at[inside] - self.start] = of[inside]
+        if self.argmax_wanted:
+            out = np.concatenate([m.tops[a : a + n] for m, a, n in pieces])
+            out[: max(self.first - self.start, 0)] = -1
         return out
 
-    def write(self, folder: Path, layers: Sequence[int], hidden: int) -> None:
+    def write(self, pieces: list[Piece], folder: Path, layers: Sequence[int], hidden: int) -> None:
         """One safetensors file: header and the rows as they lie, then a rename."""
         import numpy as np
 
@@ -150,13 +130,13 @@ class Kept:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         parts = [memoryview(len(text).to_bytes(8, "little") + text)]
-        parts += [_bytes(m.streams[a : a + k]) for m, a, k in self.pieces]
-        for memory, where, k in self.pieces:
+        parts += [_bytes(m.streams[a : a + k]) for m, a, k in pieces]
+        for memory, where, k in pieces:
             past = min(skip, k)
             skip -= past
             parts.append(_bytes(memory.last[where + past : where + k]))
-        parts.append(_bytes(np.concatenate([m.ids[a : a + k] for m, a, k in self.pieces])))
-        parts.append(_bytes(self.argmax()))
+        parts.append(_bytes(np.concatenate([m.ids[a : a + k] for m, a, k in pieces])))
+        parts.append(_bytes(self.argmax(pieces)))
         parts = [p for p in parts if len(p)]
         part = folder / f".{self.name}.part"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -171,12 +151,14 @@ class Kept:
         part.rename(folder / f"{self.name}.safetensors")
 
 
-def _each(starts: Any, counts: Any) -> Any:
-    """starts, counts int [m] → starts[0], starts[0] + 1, … counts[0] of them, then those of the next."""
-    import numpy as np
+def _consecutive(at: Any) -> bool:
+    return bool((at[1:] - at[:-1] == 1).all())
 
-    ends = counts.cumsum()
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+
+def _stretches(breaks: Any, n: int) -> list[tuple[int, int]]:
+    """breaks bool [n - 1], True where a new one begins → (first, one past the last) of each."""
+    cuts = [0, *((breaks.nonzero()[0] + 1).tolist()), n]
+    return list(itertools.pairwise(cuts))
 
 
 def _bytes(rows: Any) -> memoryview:

@@ -21,13 +21,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import NAME, logger
-from .carry import Carrier, Placed
+from .carry import Carrier
 from .hooks import after_import
 from .kept import Kept
 
@@ -68,8 +67,14 @@ class Tap:
         self.folder = Path(given["folder"])
         self.kept: dict[str, Kept] = {}
         self.step: Any = None
-        self.later: Placed = []
-        """(Request, position, row of the sampling logits, 1) whose argmax comes for free with this step's logits."""
+        self.later: Any = None
+        """Rows whose argmax comes for free with this step's logits, int [requests]; None where nobody wants it."""
+        self._order: list[str] = []
+        """Requests of the last batch, for which the following were made."""
+        self._members: list[Kept | None] = []
+        self._numbers: Any = None
+        self._alone: list[int] = []
+        self._argmax_wanted, self._nobody = False, True
         self.over: list[Kept] = []
         """Requests whose last step this is, known without the scheduler's word."""
         self.writes: bool | None = None
@@ -98,8 +103,12 @@ class Tap:
         self.step = scheduled
         for req_id in scheduled.finished_req_ids:
             kept = self.kept.pop(req_id, None)
-            if kept is not None and self.is_writer():
-                self.carrier.ended(kept)
+            if kept is not None:
+                self._order = []
+                if self.is_writer():
+                    self.carrier.ended(kept)
+        if self.writes:
+            self.carrier.commit()  # now: an engine that has nothing more to compute comes here for the last time
         for new in scheduled.scheduled_new_reqs:
             extra = getattr(new.sampling_params, "extra_args", None) or {}
             name = extra.get(KEY)
@@ -116,66 +125,75 @@ class Tap:
                 ends=prompt if alone else None,
                 argmax_wanted=bool(int(extra.get(ARGMAX, 1))),
             )
+            self._order = []
 
-    def take(self, hidden: Any, aux: Any, ids: Any, steps: Iterable[tuple[str, int, int]]) -> None:
+    def _look_up(self, order: list[str]) -> None:
+        """Who is in the batch. Mostly the same as a step ago: then nothing is done a request."""
+        import numpy as np
+
+        self._order, self._members = list(order), [self.kept.get(r) for r in order]
+        self._numbers = np.array([0 if k is None else k.number for k in self._members], dtype=np.int32)
+        self._alone = [i for i, k in enumerate(self._members) if k is not None and k.ends is not None]
+        self._argmax_wanted = any(k is not None and k.argmax_wanted for k in self._members)
+        self._nobody = not self._numbers.any()
+
+    def take(self, hidden: Any, aux: Any, ids: Any, order: list[str], at: Any, counts: Any) -> None:
         """After the model: this step's streams on their way to the host, and the argmax at wanted positions.
 
-        steps: (request, its first position in this step, tokens) in the order of the batch. This runs between two steps
-        of the engine: a few tenths of a microsecond a request, and nothing that waits for the device."""
+        order: the batch's requests; at, counts: int32 [requests], first position in this step and tokens, nobody else's.
+        This runs between two steps of the engine: nothing in it waits for the device, and of a step of answers nothing is
+        done a request."""
+        self.later = None
+        if not self.kept:
+            return
+        if order != self._order:
+            self._look_up(order)
+        if self._nobody:
+            return
+        writes, ends = self.is_writer(), counts.cumsum()
+        if writes:
+            self.carrier.rows(aux, ids, self._numbers, at, counts, self._members)
+        if self._argmax_wanted:
+            # The last position is left to the sampling logits, which the engine computes anyway.
+            self.later = ends - 1
+            if int(ends[-1]) > len(order):
+                self._argmax(hidden, at, counts, ends)
+        for i in self._alone:
+            kept = self._members[i]
+            if kept is not None and kept.ends is not None and int(at[i]) + int(counts[i]) >= kept.ends:
+                self.kept.pop(order[i], None)
+                self.over.append(kept)
+                self._order = []
+
+    def _argmax(self, hidden: Any, at: Any, counts: Any, ends: Any) -> None:
+        """Most likely tokens at prompt positions but a chunk's last. All ranks take part: the head is split between them."""
+        import numpy as np
         import torch
 
-        rows: Placed = []
-        wanted: list[tuple[Kept, int, int, int]] = []
-        later: Placed = []
-        self.later, offset, known = [], 0, self.kept.get
-        for i, (req_id, at, n) in enumerate(steps):
-            kept = known(req_id)
-            if kept is not None:
-                rows.append((kept, at, offset, n))
-                end = at + n
-                if kept.argmax_wanted and end > kept.first:
-                    # The last position is left to the sampling logits, which the engine computes anyway.
-                    later.append((kept, end - 1, i, 1))
-                    if n > 1 and end - 1 > (begin := max(kept.first, at)):
-                        wanted.append((kept, begin, offset + begin - at, end - 1 - begin))
-                if kept.ends is not None and end >= kept.ends:
-                    self.over.append(self.kept.pop(req_id))
-            offset += n
-        if not rows:
+        spans = []
+        for i in (counts > 1).nonzero()[0].tolist():
+            kept, end = self._members[i], int(ends[i])
+            begin = 0 if kept is None else end - int(counts[i]) + max(kept.first - int(at[i]), 0)
+            if kept is not None and kept.argmax_wanted and begin < end - 1:
+                spans.append((begin, end - 1))
+        if not spans:
             return
-        self.later = later
-        tops = self._argmax(hidden, wanted) if wanted else None
-        if not self.is_writer():
-            return
-        # All are copies: the buffers below them are the next step's too.
-        *lower, last = [a[:offset] for a in aux]
-        streams = torch.stack(lower, dim=1).to(torch.bfloat16) if lower else last.new_empty(offset, 0, last.shape[1])
-        last, ids = last.to(torch.bfloat16, copy=True), ids[:offset].to(torch.int32, copy=True)
-        self.carrier.rows(streams, last, ids, rows)
-        if tops is not None:
-            self.carrier.tops(*tops)
-
-    def _argmax(self, hidden: Any, wanted: list[tuple[Kept, int, int, int]]) -> tuple[Any, Placed]:
-        """Most likely tokens at prompt positions: (request, position, row, rows). All ranks take part: the head is split
-        between them."""
-        import torch
-
-        index = torch.cat([torch.arange(row, row + n, device=hidden.device) for _, _, row, n in wanted])
-        placed: Placed = []
-        m, found = 0, []
-        for kept, at, _, n in wanted:
-            placed.append((kept, at, m, n))
-            m += n
+        # Made on the device: a copy from the host might wait for all that is under way there.
+        index, found = torch.cat([torch.arange(*span, device=hidden.device) for span in spans]), []
         for part in index.split(HEAD_CHUNK):
             logits = self.runner.model.compute_logits(hidden[part])
             found.append(part if logits is None else logits.argmax(-1))  # None: this rank only lends its share
-        return torch.cat(found), placed
+        if self.is_writer():
+            self.carrier.tops(torch.cat(found), np.concatenate([np.arange(*span) for span in spans]))
 
     def sampled(self, logits: Any) -> None:
         """The logits that the step samples from, as yet untouched: their argmax."""
-        if self.later and logits is not None and self.is_writer():
-            self.carrier.tops(logits.argmax(-1), self.later)
-        self.later = []
+        if self.later is not None and logits is not None and self.is_writer():
+            if len(logits) == len(self.later):
+                self.carrier.tops(logits.argmax(-1), self.later)
+            else:
+                logger.error("%s: %d rows of logits for %d requests", NAME, len(logits), len(self.later))
+        self.later = None
 
     def end(self) -> None:
         """After a step of the older runner."""
@@ -184,10 +202,12 @@ class Tap:
         self.step = None
 
     def _hand_on(self) -> None:
+        """The step is complete."""
         over, self.over = self.over, []
-        for kept in over:
-            if self.is_writer():
+        if self.writes:
+            for kept in over:
                 self.carrier.ended(kept)
+            self.carrier.commit(urgent=bool(over))
 
 
 def _prepare(runner: Any, given: dict[str, Any]) -> None:
@@ -214,6 +234,8 @@ def _require(cls: type, names: tuple[str, ...]) -> None:
 
 def _tap(cls: type, given: dict[str, Any]) -> None:
     """The older runner, and the CPU's, which overrides some of its methods."""
+    import numpy as np
+
     _require(cls, NEEDED)
     own = cls.__dict__
 
@@ -226,10 +248,11 @@ def _tap(cls: type, given: dict[str, Any]) -> None:
             output = forward(self, input_ids, *args, **kwargs)
             tap = getattr(self, "_draftsmith_tap", None)
             if tap is not None and tap.step is not None:
-                batch, counts = self.input_batch, tap.step.num_scheduled_tokens
-                ids, at = batch.req_ids, batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist()
-                steps = zip(ids, at, map(counts.__getitem__, ids), strict=True)
-                tap.take(*output, self.input_ids.gpu if input_ids is None else input_ids, steps)
+                batch, scheduled = self.input_batch, tap.step.num_scheduled_tokens
+                order = batch.req_ids
+                counts = np.fromiter(map(scheduled.__getitem__, order), np.int32, len(order))
+                at = batch.num_computed_tokens_cpu[: len(order)].astype(np.int32)
+                tap.take(*output, self.input_ids.gpu if input_ids is None else input_ids, order, at, counts)
             return output
 
         cls._model_forward = model_forward  # type: ignore[attr-defined]
@@ -282,15 +305,15 @@ def _tap_v2(cls: type, given: dict[str, Any]) -> None:
         if state is not None and state.aux_hidden_states is not None:
             batch = state.input_batch
             n = len(batch.req_ids)
-            at, counts = batch.num_computed_tokens_np[:n].tolist(), batch.num_scheduled_tokens[:n].tolist()
+            # Copies: both may lie in arrays that the next step fills.
+            at, counts = batch.num_computed_tokens_np[:n].astype("i4"), batch.num_scheduled_tokens[:n].astype("i4")
             with inference_mode():
-                steps = zip(batch.req_ids, at, counts, strict=True)
-                tap.take(state.hidden_states, state.aux_hidden_states, batch.input_ids, steps)
+                tap.take(state.hidden_states, state.aux_hidden_states, batch.input_ids, batch.req_ids, at, counts)
         return output
 
     def sample_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         tap = getattr(self, "_draftsmith_tap", None)
-        self._draftsmith_sampling = tap is not None and bool(tap.later)
+        self._draftsmith_sampling = tap is not None and tap.later is not None
         try:
             return sample(self, *args, **kwargs)
         finally:
