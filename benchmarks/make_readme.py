@@ -71,6 +71,8 @@ def page() -> str:
         lines += [
             f"* **{name}**: `{f['command']}` on {f['machine']}, commit {f['commit'] or 'not recorded'}; {versions};"
             f" {len(rows)} single measurement{'s' if len(rows) != 1 else ''} in the file."
+            if "note" not in f
+            else f"* **{name}**: `{f['command']}` on {f['machine']}, commit {f['commit']}; {versions}; {cell(f['note'])}."
         ]
     notes = (HERE / "notes.md").read_text(encoding="utf-8").strip()
     return HEAD + "\n".join(lines) + "\n\n" + notes + "\n"
