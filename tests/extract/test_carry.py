@@ -1,5 +1,6 @@
 """From the runner to files: a ring that is used again and again, requests that outlive their place, the newer runner."""
 
+import errno
 import json
 import os
 import threading
@@ -283,22 +284,50 @@ def test_a_position_that_is_missing_gives_no_file(
     assert "positions 3 and on are missing of broken" in caplog.text
 
 
-def test_a_full_disk_leaves_nothing_and_the_engine_goes_on(
+def test_a_full_disk_is_waited_for_and_nothing_is_lost(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writev = os.writev
-    full = iter([True])
+    monkeypatch.setattr(carry, "FULL_PAUSE", 0.01)
+    writev, taken = os.writev, threading.Event()
 
     def no_room(descriptor: int, parts: list[memoryview]) -> int:
-        if next(full, False):
-            raise OSError(28, "No space left on device")
+        if not taken.is_set():
+            os.write(descriptor, bytes(parts[0]))  # some of it fits
+            raise OSError(errno.ENOSPC, "No space left on device")
         return writev(descriptor, parts)
 
+    monkeypatch.setattr(os, "writev", no_room)
+    requests = [Kept(f"r{i}", 0) for i in range(40)]
+    runner = threading.Thread(target=lambda: [hand.step([i, i + 1], {k: (0, 2)}, k) for i, k in enumerate(requests)])
+    runner.start()
+    time.sleep(0.3)
+    assert runner.is_alive()  # the ring and the rows on the device are full: it waits, none is dropped
+    assert not list(tmp_path.glob("*.safetensors"))
+    taken.set()
+    runner.join(10)
+    for i, kept in enumerate(requests):
+        check(wait_for(tmp_path / f"{kept.name}.safetensors"), [i, i + 1], 0)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_stays_full_or_fails_leaves_nothing_and_the_engine_goes_on(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(carry, "FULL", 0.05 if number == errno.ENOSPC else 1000.0)
+    writev, faults = os.writev, iter([True] * (3 if number == errno.ENOSPC else 1))
+
+    def no_room(descriptor: int, parts: list[memoryview]) -> int:
+        if next(faults, False):
+            raise OSError(number, os.strerror(number))
+        return writev(descriptor, parts)
+
+    monkeypatch.setattr(carry, "FULL_PAUSE", 0.06)
     monkeypatch.setattr(os, "writev", no_room)
     first, second = Kept("first", 0), Kept("second", 0)
     for kept in (first, second):
         hand.step([1, 2], {kept: (0, 2)}, kept)
-        time.sleep(0.08)
+        time.sleep(0.4)
     check(wait_for(tmp_path / "second.safetensors"), [1, 2], 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["second.safetensors"]
 

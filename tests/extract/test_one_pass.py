@@ -1,5 +1,8 @@
 """States kept while answers are given: stored once their rows are closed, adopted by the extract stage."""
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,16 @@ class FakeWire:
 
     def __init__(self, model: TransformersStates) -> None:
         self.model, self.asked, self.taken = model, 0, 0
+        self.swept: set[str] = set()
+        """Names that were wanted when files were last swept."""
 
     def ask(self, boundary: int | None) -> tuple[str, dict[str, Any]]:
         self.asked += 1
         return f"s{self.asked}", {"vllm_xargs": {}}
+
+    def sweep(self, wanted: set[str]) -> int:
+        self.swept = set(wanted)
+        return 0
 
     def take(self, name: str, token_ids: list[int], boundary: int, alive: Any) -> States:
         self.taken += 1
@@ -128,6 +137,65 @@ def test_a_fault_in_storing_stops_capture(tmp_path: Path, tiny_target: Path, wir
     wire.take = broken  # type: ignore[method-assign]
     with pytest.raises(UserError, match="other tokens"):
         keep(run, wire, rows, close=3)
+
+
+def test_files_of_what_becomes_no_row_are_not_wanted(
+    tmp_path: Path, tiny_target: Path, wire: FakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.extract.one_pass.SWEEP", 0.01)
+    rows = some_rows(6)
+    rows[0] = replace(rows[0], token_ids=rows[0].token_ids * 200)
+    run = make_run(tmp_path, tiny_target, rows, passes=1)
+    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
+    keeper = Keeper(wire, writer, lambda: None, 200)  # type: ignore[arg-type]
+    names = [keeper.ask()[0] for _ in range(8)]
+    for row, name in zip(rows, names, strict=False):
+        keeper.keep(row, name)  # the first is too long
+    keeper.drop(names[6])  # given up; the last is still under way
+    keeper.settled(rows[:3])
+    expected = {*names[3:6], names[7]}
+    end = time.monotonic() + 30
+    while wire.swept != expected and time.monotonic() < end:
+        time.sleep(0.01)
+    assert wire.swept == expected
+    keeper.close()
+    writer.close()
+    assert [e.row_id for e in StateStore.open(tmp_path / "capture" / FOLDER).index] == [r.row_id for r in rows[1:3]]
+
+
+def test_storing_that_is_behind_says_so_until_it_is_done(
+    tmp_path: Path, tiny_target: Path, wire: FakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = some_rows(4)
+    run = make_run(tmp_path, tiny_target, rows, passes=1)
+    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
+    keeper = Keeper(wire, writer, lambda: None, 10_000)  # type: ignore[arg-type]
+    most = sum(len(r.token_ids) for r in rows[:3]) * keeper._bytes_per_token
+    monkeypatch.setattr("draftsmith.extract.one_pass.BEHIND_BYTES", most)
+    put, go = writer.put, threading.Event()
+
+    def slow(row: Any) -> None:
+        go.wait(30)
+        put(row)
+
+    monkeypatch.setattr(writer, "put", slow)
+    for row in rows:
+        keeper.keep(row, keeper.ask()[0])
+    keeper.settled(rows[:3])
+    assert not keeper.behind()
+    keeper.settled(rows[3:])
+    assert keeper.behind()
+    go.set()
+    end = time.monotonic() + 30
+    while keeper.behind() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not keeper.behind()
+    keeper.close()
+    assert keeper._unstored == 0
+    keeper._error = UserError("a full disk", "", "")
+    with pytest.raises(UserError, match="full disk"):
+        keeper.behind()
+    writer.close()
 
 
 @pytest.mark.parametrize(

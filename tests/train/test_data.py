@@ -1,5 +1,7 @@
 """Order, splits and packing of training rows."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +80,25 @@ def test_order_counts_steps_and_epochs():
     assert order.total == 40
     assert [order.pack(i) for i in range(one)] == pack_order(rows, 50, 0, 0)
     assert order.pack(one + 1) == pack_order(rows, 50, 0, 1)[1]
+
+
+def test_two_threads_that_ask_at_once_get_the_same_epochs(monkeypatch):
+    """A stream looks ahead of the trainer's reader: what one makes the other must not make again as the next epoch."""
+    made = []
+
+    def slow(*args):
+        time.sleep(0.02)  # the other thread gets its turn
+        made.append(args[3])
+        return pack_order(*args)
+
+    monkeypatch.setattr("draftsmith.train.data.pack_order", slow)
+    order = Order.of_run(entries([10] * 30), 50, 0, None, 5.0)
+    order._epochs.clear()
+    made.clear()
+    with ThreadPoolExecutor(4) as pool:
+        found = [list(pool.map(order.pack, range(order.total))) for _ in range(2)]
+    assert found[0] == found[1] == [p for epoch in range(5) for p in pack_order(order.rows, 50, 0, epoch)]
+    assert made == [0, 1, 2, 3, 4]
 
 
 def test_a_pack_holds_what_the_store_holds():

@@ -24,8 +24,9 @@ from draftsmith.train.stage import STAGE
 from draftsmith.ui import QuietUi
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
-STEPS, LIMIT = 8, 150_000
-"""Packs of 64 tokens take 33 kB of states: the engine is at most four packs ahead."""
+STEPS, LIMIT = 24, 150_000
+"""Packs of 64 tokens take 33 kB of states: the engine is at most four packs ahead of the trainer's reader, which has a few
+of its own. So there is much to do still for the engine that takes a killed one's place."""
 
 
 def open_with(recipe: Path, engine: Engine, out: Path, **changes: object) -> Run:

@@ -55,7 +55,13 @@ class Keeper(Protocol):
 
     def keep(self, row: Row, name: str) -> None: ...
 
+    def drop(self, name: str) -> None:
+        """The attempt became no row."""
+
     def crowded(self) -> bool: ...
+
+    def behind(self) -> bool:
+        """No more should be asked for now. Raises what storing met."""
 
     def settled(self, rows: Sequence[Row]) -> None: ...
 
@@ -143,11 +149,13 @@ class Asker:
             if prompt.tools:
                 sampling["tools"] = prompt.tools
 
-        kept = ""
+        attempts: list[str] = []
 
         async def request(endpoint: Endpoint) -> Answer:
-            nonlocal kept
-            kept, fields = self.keeper.ask() if self.keeper is not None else ("", {})  # a name per attempt
+            fields: dict[str, Any] = {}
+            if self.keeper is not None:
+                name, fields = self.keeper.ask()  # a name per attempt
+                attempts.append(name)
             if s.mode == "chat":
                 answer = await endpoint.client.chat(wire_messages(asked.messages), **sampling, **fields)
             else:
@@ -155,16 +163,22 @@ class Asker:
             await self._believe(endpoint, asked, answer)
             return answer
 
+        kept = None
         try:
             endpoint, answer = await self.pool.ask(request)
+            if len(answer.prompt_token_ids) > s.max_prompt_tokens:
+                raise GivenUp(TOO_LONG)
+            if not (answer.text.strip() or answer.reasoning.strip() or answer.finish_reason == "tool_calls"):
+                raise GivenUp(EMPTY)
+            kept = attempts[-1] if attempts else None
         except RefusedError as e:
             raise GivenUp(_refusal(e)) from None
         except FaultyAnswer as e:
             raise GivenUp(str(e)) from None
-        if len(answer.prompt_token_ids) > s.max_prompt_tokens:
-            raise GivenUp(TOO_LONG)
-        if not (answer.text.strip() or answer.reasoning.strip() or answer.finish_reason == "tool_calls"):
-            raise GivenUp(EMPTY)
+        finally:
+            for name in attempts:
+                if self.keeper is not None and name != kept:
+                    self.keeper.drop(name)
         self.prompt_tokens += len(answer.prompt_token_ids)
         self.answer_tokens += len(answer.token_ids)
         row = Row(
@@ -182,7 +196,7 @@ class Asker:
             server_model=answer.model or endpoint.model,
             answer_text=answer.text,
         )
-        if self.keeper is not None:
+        if self.keeper is not None and kept is not None:
             self.keeper.keep(row, kept)
         return row, answer
 

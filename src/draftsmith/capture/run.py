@@ -25,6 +25,8 @@ from draftsmith.engine.client import EngineClient
 from draftsmith.target.tokenizer import TargetTokenizer
 from draftsmith.ui import Task, Ui
 
+BEHIND_PAUSE = 0.05
+"""Seconds between looks whether the states of earlier answers are stored."""
 JUDGE_AFTER = 200
 """Units after which a high share of losses stops capture at once instead of at its end."""
 
@@ -164,6 +166,8 @@ async def _capture(
 
             async def worker() -> None:
                 for prompt, sample in units:  # a generator: each unit goes to one worker
+                    while keeper is not None and keeper.behind():
+                        await asyncio.sleep(BEHIND_PAUSE)
                     try:
                         rows = await asker.unit(prompt, sample)
                     except GivenUp as e:

@@ -5,7 +5,8 @@
 vLLM starts an engine core and workers of its own; killed from outside, some of them stay. So the guard adopts every
 orphan below it (PR_SET_CHILD_SUBREAPER), watches its own parent, and when the parent is gone (also by SIGKILL), or it
 is told to stop, or the command ends, takes down all that is below it: SIGTERM first, SIGKILL after GRACE seconds.
-The command itself dies with the guard (PR_SET_PDEATHSIG).
+The command itself dies with the guard (PR_SET_PDEATHSIG). Where the parent was killed, the folder that
+DRAFTSMITH_GUARD_REMOVE names is removed: what lies there (states in memory) is nobody's any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+REMOVE = "DRAFTSMITH_GUARD_REMOVE"
 
 
 def prctl(option: int, value: int) -> None:
@@ -81,9 +84,9 @@ def reap() -> None:
         pass
 
 
-def guard(command: list[str], grace: float, log: str | None, parent: int) -> int:
+def guard(command: list[str], grace: float, log: str | None, parent: int, remove: str | None = None) -> int:
     """Run `command` until it ends, we are told to stop, or `parent` is our parent no more; its exit code (128 + signal
-    for a killed one). log: file for its output; None = our own."""
+    for a killed one). log: file for its output; None = our own. remove: a folder that goes where `parent` did."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -99,14 +102,17 @@ def guard(command: list[str], grace: float, log: str | None, parent: int) -> int
         )
     while child.poll() is None and not told and os.getppid() == parent:
         time.sleep(0.2)
-    code = child.poll()
+    code, left_alone = child.poll(), os.getppid() != parent
     take_down(child, grace)
+    if left_alone and remove:
+        shutil.rmtree(remove, ignore_errors=True)
     return 0 if code is None else (128 - code if code < 0 else code)
 
 
 def main() -> int:
     parent = int(os.environ.pop("DRAFTSMITH_GUARD_PARENT", os.getppid()))
-    return guard(sys.argv[sys.argv.index("--") + 1 :], float(sys.argv[2]), sys.argv[1], parent)
+    remove = os.environ.pop(REMOVE, None)
+    return guard(sys.argv[sys.argv.index("--") + 1 :], float(sys.argv[2]), sys.argv[1], parent, remove)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import UserError
+from draftsmith.extract import scratch
 from draftsmith.extract.shard import DTYPES
 from draftsmith.extract.store import FILE, SKIPPED, StateStore
 
@@ -78,16 +79,16 @@ class RemoteStore(StateStore):
     def __init__(self, url: str) -> None:
         self.url = url
         self.fs, self.root = file_system(url)
-        here = tempfile.mkdtemp(prefix="draftsmith-states-")
-        self._forget = weakref.finalize(self, _remove, here)
+        here, lock = scratch.make(Path(tempfile.gettempdir()), "draftsmith-index-")
+        self._forget = weakref.finalize(self, scratch.remove, here, lock)
         try:
             names = sorted(p.rsplit("/", 1)[-1] for p in self.fs.ls(self.root, detail=False))
         except (OSError, KeyError) as e:
             raise UserError(f"{url} cannot be listed: {e}", "", "check the address, and that you may read it") from None
         for name in names:
             if name == FILE or name in RECORDS or (name.startswith("shard-") and name.endswith(".json")):
-                (Path(here) / name).write_bytes(self.fs.cat_file(f"{self.root}/{name}"))
-        super().__init__(Path(here))
+                (here / name).write_bytes(self.fs.cat_file(f"{self.root}/{name}"))
+        super().__init__(here)
 
     def _path(self, shard: str) -> str:
         return f"{self.root}/{shard}.safetensors"
@@ -105,12 +106,6 @@ class RemoteStore(StateStore):
 
     def _open_shard(self, shard: str) -> Any:
         return RemoteShard(self.fs, self._path(shard))
-
-
-def _remove(folder: str) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_store(source: str | Path, target: str | Path) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 During capture a `Keeper` names a file for each request, and stores its states once the row itself is closed on disk
 (capture/rows.py): a kill in between leaves rows without states, never states without rows. The extract stage then
-adopts the store and computes only what is missing.
+adopts the store and computes only what is missing. Files lie in memory, so those of answers that become no row are
+removed, and no answer is asked for while many wait to be stored.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +31,10 @@ FOLDER = "states"
 """Inside the capture stage's folder."""
 CROWDED_BYTES = 1 << 30
 """States of rows that are not closed yet; above it capture closes a part at once."""
+BEHIND_BYTES = 1 << 30
+"""States of closed rows that are not stored yet; above it capture asks for no more answers."""
+SWEEP = 2.0
+"""Seconds between looks for files that nobody wants."""
 
 
 class _Row(Protocol):
@@ -51,7 +57,12 @@ class Keeper:
 
         self._bytes_per_token = 2 * writer.hidden * len(wire.layers)
         self._waiting: dict[str, tuple[str, int]] = {}
-        self._queue: queue.Queue[tuple[str, Future[Prepared | None]] | None] = queue.Queue()
+        self._wanted: set[str] = set()
+        """Names of attempts whose files may not be removed: under way, or of rows that are not stored yet."""
+        self._unstored = 0
+        """Bytes; added by the capture's thread and taken off by ours, under the lock."""
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[tuple[_Row, str, Future[Prepared | None]] | None] = queue.Queue()
         self._pool = ThreadPoolExecutor(threads(), thread_name_prefix="pack")
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._store, name="states", daemon=True)
@@ -59,16 +70,30 @@ class Keeper:
 
     def ask(self) -> tuple[str, dict[str, Any]]:
         """A name for one attempt at a request, and the body fields that ask for its states."""
-        return self.wire.ask(None)
+        name, fields = self.wire.ask(None)
+        self._wanted.add(name)
+        return name, fields
 
     def keep(self, row: _Row, name: str) -> None:
         """The attempt under `name` became this row."""
-        if len(row.token_ids) <= self.max_length:  # a row that will be cut is computed as cut, in the second pass
+        if len(row.token_ids) <= self.max_length:
             self._waiting[row.row_id] = (name, len(row.token_ids))
+        else:  # a row that will be cut is computed as cut, in the second pass
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """The attempt under `name` became no row. The engine may still be at it: its file is removed once it is there."""
+        self._wanted.discard(name)
 
     def crowded(self) -> bool:
         """Whether the rows that wait to be closed hold more states than should lie about."""
         return sum(n for _, n in self._waiting.values()) * self._bytes_per_token > CROWDED_BYTES
+
+    def behind(self) -> bool:
+        """Whether storing is so far behind that no more should be asked for. Raises what storing met."""
+        if self._error is not None:
+            raise self._error
+        return self._unstored > BEHIND_BYTES
 
     def settled(self, rows: Sequence[_Row]) -> None:
         """These rows are closed on disk: their states may be stored."""
@@ -76,7 +101,9 @@ class Keeper:
             raise self._error
         for row in rows:
             if (found := self._waiting.pop(row.row_id, None)) is not None:
-                self._queue.put((row.row_id, self._pool.submit(self._ready, row, found[0])))
+                with self._lock:
+                    self._unstored += found[1] * self._bytes_per_token
+                self._queue.put((row, found[0], self._pool.submit(self._ready, row, found[0])))
 
     def _ready(self, row: _Row, name: str) -> Prepared | None:
         from draftsmith.extract.packing import prepare
@@ -84,20 +111,33 @@ class Keeper:
         return prepare(self.writer, row.row_id, self.wire.take(name, row.token_ids, row.boundary, self.alive))
 
     def _store(self) -> None:
-        while (job := self._queue.get()) is not None:
+        swept = time.monotonic()
+        while True:
+            if time.monotonic() - swept > SWEEP:
+                self.wire.sweep(self._wanted)
+                swept = time.monotonic()
+            try:
+                job = self._queue.get(timeout=SWEEP)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
             if self._error is not None:
                 continue
-            row_id, future = job
+            row, name, future = job
             try:
-                row = future.result()
-                if row_id in self.writer.done:
-                    continue
-                if row is not None:
-                    self.writer.put(row)
+                prepared = future.result()
+                if row.row_id in self.writer.done:
+                    pass
+                elif prepared is not None:
+                    self.writer.put(prepared)
                 else:
-                    self.writer.skip(row_id, "NaN or infinite states")
+                    self.writer.skip(row.row_id, "NaN or infinite states")
             except BaseException as e:  # handed to the capture's own thread
                 self._error = e
+            self.drop(name)
+            with self._lock:
+                self._unstored -= len(row.token_ids) * self._bytes_per_token
 
     def close(self) -> None:
         """Store what is queued; raises what storing met."""

@@ -7,9 +7,8 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,13 @@ from torch import Tensor
 
 from draftsmith.contract import Contract
 from draftsmith.engine.plugin_src.draftsmith_vllm.states import ARGMAX, FROM, KEY, VARIABLE
+from draftsmith.engine.process_guard import REMOVE
 from draftsmith.errors import Exit, UserError
+from draftsmith.extract import scratch
 from draftsmith.extract.states import States
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+PREFIX = "draftsmith-states-"
 RAM_FOLDER = Path("/dev/shm")
 RAM_BYTES = 4 << 30
 """Files pass through memory where the RAM disk has so much room, else through the run's own disk."""
@@ -39,20 +41,20 @@ class Wire:
         self._also_last = self.num_layers in self.aux_ids
         self.argmax = argmax
         ram = RAM_FOLDER.is_dir() and os.access(RAM_FOLDER, os.W_OK) and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES
-        self.folder = Path(tempfile.mkdtemp(prefix="draftsmith-states-", dir=RAM_FOLDER if ram else near))
+        self.folder, self._lock = scratch.make(RAM_FOLDER if ram else near, PREFIX)
         self._count = itertools.count()
 
     def __enter__(self) -> Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        scratch.remove(self.folder, self._lock)
 
     def environment(self, given: Mapping[str, str] | None = None) -> dict[str, str]:
         """`given` with the variables for the engine. Both of its model runners are tapped; the older one (V1) is asked for
         where `given` does not choose (on one H200, vLLM 0.26.0, both gave the same states at the same speed)."""
         asked = {"folder": str(self.folder), "layers": self.layers}
-        return {RUNNER: "0", **(given or {}), VARIABLE: json.dumps(asked)}
+        return {RUNNER: "0", **(given or {}), VARIABLE: json.dumps(asked), REMOVE: str(self.folder)}
 
     def arguments(self) -> list[str]:
         """Flags for the engine: layers are part of its compile cache's key, or a graph without them could be loaded."""
@@ -69,6 +71,16 @@ class Wire:
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
+
+    def sweep(self, wanted: Container[str]) -> int:
+        """Remove the finished files of requests whose names are not wanted (answers that were asked for again, given up or
+        left out); returns how many."""
+        removed = 0
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem not in wanted:
+                path.unlink(missing_ok=True)
+                removed += 1
+        return removed
 
     def wait(self, name: str, alive: Callable[[], None], timeout: float = 120.0) -> Path:
         """The finished file. alive() raises where the engine has died; UserError after `timeout` seconds."""

@@ -6,6 +6,7 @@ consumed), whatever the number of ranks. So a resumed run reads what an uninterr
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -125,7 +126,8 @@ def pack_order(rows: Sequence[Any], batch_tokens: int, seed: int, epoch: int) ->
 
 @dataclass
 class Order:
-    """All packs of a run, made epoch by epoch. total: packs in the run."""
+    """All packs of a run, made epoch by epoch. total: packs in the run. Several threads may ask: a stream looks ahead of the
+    trainer's reader."""
 
     rows: Sequence[Any]
     batch_tokens: int
@@ -134,11 +136,13 @@ class Order:
 
     def __post_init__(self) -> None:
         self._epochs: list[list[list[str]]] = []
+        self._lock = threading.Lock()
 
     def epoch(self, number: int) -> list[list[str]]:
-        while len(self._epochs) <= number:
-            self._epochs.append(pack_order(self.rows, self.batch_tokens, self.seed, len(self._epochs)))
-        return self._epochs[number]
+        with self._lock:  # two that found an epoch missing would append it twice, as the next one
+            while len(self._epochs) <= number:
+                self._epochs.append(pack_order(self.rows, self.batch_tokens, self.seed, len(self._epochs)))
+            return self._epochs[number]
 
     def pack(self, number: int) -> list[str]:
         """Row ids of pack `number` of the run."""

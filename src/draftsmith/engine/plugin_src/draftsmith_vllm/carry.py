@@ -10,8 +10,10 @@ then the rows on the device, and the runner waits: states are never dropped, and
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import NAME, logger
-from .kept import Kept
+from .kept import Kept, Piece
 from .ring import Ring, Stage, bits, copy_rows
 
 AT_ONCE = 2
@@ -32,6 +34,9 @@ PAUSE = 0.025
 """Seconds that small steps are gathered for."""
 URGENT = 4
 """Where this part of a full step waits, it is taken at once."""
+FULL, FULL_PAUSE = 100.0, 0.1
+"""Seconds for which a file waits for room on a full disk (the client takes others away meanwhile, and waits for this one
+120 s), and between tries."""
 
 
 @dataclass(eq=False, slots=True)
@@ -224,7 +229,9 @@ class Carrier:
         try:
             assert self.ring is not None
             pieces = kept.pieces(self.ring.find(kept))
-            kept.write(pieces, self.folder, self.layers, self.hidden)
+            until = time.monotonic() + FULL
+            while not self._written(kept, pieces, time.monotonic() > until):
+                time.sleep(FULL_PAUSE)
         except ValueError as e:
             logger.error("%s: %s of %s; it gets no states", NAME, e, kept.name)
         except OSError as e:
@@ -234,6 +241,16 @@ class Carrier:
         finally:
             kept.moved = []  # the last steps name it until others come
             del self.requests[kept.number]
+
+    def _written(self, kept: Kept, pieces: list[Piece], last: bool) -> bool:
+        """Whether there was room for the file. OSError: of another kind, or at the `last` try."""
+        try:
+            kept.write(pieces, self.folder, self.layers, self.hidden)
+        except OSError as e:
+            if e.errno != errno.ENOSPC or last:
+                raise
+            return False
+        return True
 
 
 def _mark(device: Any) -> Any:
