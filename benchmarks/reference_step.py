@@ -7,7 +7,8 @@ teacher logits over the whole vocabulary, draft logits at every position, bf16 a
 same data (8 documents of 256 tokens, the last 60 % of each is the answer), same loss; the two take turns. Beside it stand
 the reference in float32 (a CPU without bf16 arithmetic is faster that way), the same with no logit that is not needed
 (draft logits where they count, the teacher's on the draft vocab, its first choice stored): what a careful eager step
-reaches on this machine; and ours with train.optimizer: muon.
+reaches on this machine; and ours with train.optimizer: muon. Where the CPU has instructions for bfloat16, ours is run as
+`train` runs it there (products in bfloat16, train/precision.py), and "ours, float32" is the same without.
 
 The last row counts what our step executes (matrix products alone) and what this machine's product of two 2048 x 2048
 float32 matrices reaches in the same run: their quotient is the tokens/s that no float32 step of this loss can exceed.
@@ -38,6 +39,7 @@ from draftsmith.train.fused.layout import FlatParams
 from draftsmith.train.fused.muon import FusedMuon
 from draftsmith.train.fused.step import FusedStep
 from draftsmith.train.objective import TargetHead
+from draftsmith.train.precision import bf16_products, has_bf16_products
 
 V, D, H, HEADS, KEY_HEADS, WIDTH, MLP = 49152, 8192, 576, 9, 3, 64, 1536  # SmolLM2-135M and the demo's draft vocab
 K, DOCS, LENGTH, ANSWER = 3, 8, 256, 0.6
@@ -180,8 +182,9 @@ WORK: dict[str, float] = {}
 """What a step of ours executes; filled by its first one."""
 
 
-def ours(muon: bool = False) -> Callable[[], float]:
-    """States and the target's first choices come with the data, as the extract stage stores them."""
+def ours(muon: bool = False, rounded: bool = False) -> Callable[[], float]:
+    """States and the target's first choices come with the data, as the extract stage stores them. rounded: products in
+    bfloat16."""
     weights, embedding, lm_head, t2d, tokens, aux, final, answer = made()
     config = DrafterConfig(
         hidden_size=H, target_hidden_size=H, vocab_size=V, draft_vocab_size=D, num_attention_heads=HEADS,
@@ -205,8 +208,9 @@ def ours(muon: bool = False) -> Callable[[], float]:
     def run() -> float:
         plan = step.plan(batch, K)
         WORK["flops"] = executed_flops(plan.R, len(plan.slot), len(plan.teachers))
-        loss, _ = step.loss_and_grads(batch, plan, [0.8**s for s in range(K)])
-        optimizer.step(1e-4)
+        with bf16_products(rounded):
+            loss, _ = step.loss_and_grads(batch, plan, [0.8**s for s in range(K)])
+            optimizer.step(1e-4)
         return float(loss.detach())
 
     return run
@@ -217,12 +221,14 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     a = p.parse_args()
+    rounded = has_bf16_products()
     sides = {
-        "ours": ours(),
+        "ours": ours(rounded=rounded),
+        **({"ours, float32": ours()} if rounded else {}),
         "reference": reference(autocast=True),
         "reference, float32": reference(autocast=False),
         "reference, float32, no logit that is not needed": reference(autocast=False, careful=True),
-        "ours, muon": ours(muon=True),
+        "ours, muon": ours(muon=True, rounded=rounded),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     losses: dict[str, list[float]] = {name: [] for name in sides}
@@ -241,8 +247,9 @@ def main() -> None:
         "mflop_per_token": round(each / 1e6, 1),
         "matmul_gflops": round(peak / 1e9, 1),
         "ceiling_tok_s": round(peak / each),
-        "share_of_matmul_rate": round(rate["ours"] * each / peak, 3),
+        "share_of_matmul_rate": round(rate["ours, float32" if rounded else "ours"] * each / peak, 3),
         "best_tok_s": round(DOCS * LENGTH / min(times["ours"])),
+        "bf16_products": rounded,
     }
     head = ["git", "-C", str(a.out), "rev-parse", "--short", "HEAD"]
     record = {

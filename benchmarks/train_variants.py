@@ -1,7 +1,9 @@
-"""Two claims about training, on the same rows and seeds, by paired walks over held-out rows.
+"""Claims about training, on the same rows and seeds, by paired walks over held-out rows.
 
 codec_quality: a drafter trained from fp8 + top-k states reaches tokens per target step within 1 % of the one trained
 from bf16 states. start_layer: what copying a decoder layer of the target into the drafter gains at equal steps.
+cpu_products (variant "rounded"): what products in bfloat16 on a CPU that has them (train/precision.py) cost in quality,
+and how much faster the training is, against the variant "bf16", whose products there are float32.
 
 For each seed the variants train on the same packs in the same order; then every drafter walks the same held-out rows as
 the engine would (train/validate.py; on texts of the engine's own this forecast was within .0012 of the engine at each
@@ -44,6 +46,7 @@ from draftsmith.train.data import channel_rms, read_pack, split_rows
 from draftsmith.train.init import drafter_config, first_weights, start_layer, target_head
 from draftsmith.train.loop import Training
 from draftsmith.train.objective import TargetHead
+from draftsmith.train.precision import has_bf16_products
 from draftsmith.train.stage import finish_contract, pick_device
 from draftsmith.train.validate import agreement, proposals, walk
 from draftsmith.ui import QuietUi
@@ -146,6 +149,7 @@ def train(data: Data, variant: str, seed: int, section: TrainSection, work: Path
     training = Unjudged(
         core=core, source=store, split=data.split, section=section, contract=contract,
         folder=work / f"{variant}-{seed}", ui=QuietUi(), rms=rms, device=device, dtype=dtype,
+        bf16_products=variant == "rounded",
     )  # fmt: skip
     result = training.run()
     seconds = time.monotonic() - began
@@ -222,6 +226,8 @@ def main() -> None:
     data = Data(given.run.resolve(), given.work)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     variants = given.variants.split(",")
+    if "rounded" in variants and not has_bf16_products():
+        raise SystemExit("this CPU has no bfloat16 products")
     for seed in range(given.seeds):
         for variant in variants:
             path = given.work / f"{variant}-{seed}-{given.steps}.json"
@@ -245,6 +251,18 @@ def main() -> None:
             ours=result["ours"], theirs=result["theirs"], unit=unit, rows=[result, *chosen],
         )  # fmt: skip
         print(json.dumps({"codec_quality": result}), flush=True)
+    if "rounded" in variants:
+        result = compare(found, "rounded", "bf16", given.seeds)
+        rate = {v: sum(r["tokens"] for r in rows if r["variant"] == v) / sum(r["seconds"] for r in rows if r["variant"] == v)
+                for v in ("rounded", "bf16")}  # fmt: skip
+        result |= {"tokens_per_second": {v: round(r) for v, r in rate.items()}}
+        write(
+            "cpu_products",
+            claim=f"a drafter trained with bfloat16 products on a CPU beside one trained with float32's ({trained})",
+            ours=result["ours"], theirs=result["theirs"], unit=unit,
+            rows=[result, *[r for r in rows if r["variant"] in ("rounded", "bf16")]],
+        )  # fmt: skip
+        print(json.dumps({"cpu_products": result}), flush=True)
     for variant in (v for v in variants if v.startswith("layer")):
         result = compare(found, variant, "bf16", given.seeds)
         chosen = [r for r in rows if r["variant"] in ("bf16", variant)]

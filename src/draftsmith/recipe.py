@@ -180,7 +180,9 @@ class TrainSection(_Section):
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates")
     clip: float = Field(1.0, gt=0, description="longest gradient; a longer one is scaled down")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="parameters and states; none = bfloat16 on a GPU, else float32"
+        None,
+        description="parameters and states; none = bfloat16 on a GPU; float32 on a CPU, its products in bfloat16 where the "
+        "CPU has instructions for them (float32 given: those in float32 too)",
     )
     optimizer: Literal["adamw", "adamw-lean", "muon"] = Field(
         "adamw",

@@ -163,6 +163,25 @@ def test_files_of_what_becomes_no_row_are_not_wanted(
     assert [e.row_id for e in StateStore.open(tmp_path / "capture" / FOLDER).index] == [r.row_id for r in rows[1:3]]
 
 
+def test_a_folder_that_cannot_be_looked_into_stops_capture(
+    tmp_path: Path, tiny_target: Path, wire: FakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.extract.one_pass.SWEEP", 0.01)
+    run = make_run(tmp_path, tiny_target, some_rows(2), passes=1)
+
+    def broken(wanted: set[str]) -> int:
+        raise OSError("Stale file handle")
+
+    wire.sweep = broken  # type: ignore[method-assign]
+    with StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16")) as writer:
+        keeper = Keeper(wire, writer, lambda: None, 200)  # type: ignore[arg-type]
+        time.sleep(0.1)
+        with pytest.raises(OSError, match="Stale"):
+            keeper.behind()
+        with pytest.raises(OSError, match="Stale"):
+            keeper.close()
+
+
 def test_storing_that_is_behind_says_so_until_it_is_done(
     tmp_path: Path, tiny_target: Path, wire: FakeWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,31 +113,34 @@ class Keeper:
     def _store(self) -> None:
         swept = time.monotonic()
         while True:
-            if time.monotonic() - swept > SWEEP:
-                self.wire.sweep(self._wanted)
-                swept = time.monotonic()
             try:
+                if time.monotonic() - swept > SWEEP:
+                    swept = time.monotonic()
+                    self.wire.sweep(self._wanted)
                 job = self._queue.get(timeout=SWEEP)
             except queue.Empty:
                 continue
+            except OSError as e:
+                self._error = e
+                continue
             if job is None:
                 return
-            if self._error is not None:
-                continue
-            row, name, future = job
-            try:
-                prepared = future.result()
-                if row.row_id in self.writer.done:
-                    pass
-                elif prepared is not None:
-                    self.writer.put(prepared)
-                else:
-                    self.writer.skip(row.row_id, "NaN or infinite states")
-            except BaseException as e:  # handed to the capture's own thread
-                self._error = e
-            self.drop(name)
-            with self._lock:
-                self._unstored -= len(row.token_ids) * self._bytes_per_token
+            if self._error is None:
+                try:
+                    self._put(*job)
+                except BaseException as e:  # handed to the capture's own thread
+                    self._error = e
+
+    def _put(self, row: _Row, name: str, future: Future[Prepared | None]) -> None:
+        prepared = future.result()
+        if row.row_id not in self.writer.done:
+            if prepared is not None:
+                self.writer.put(prepared)
+            else:
+                self.writer.skip(row.row_id, "NaN or infinite states")
+        self.drop(name)
+        with self._lock:
+            self._unstored -= len(row.token_ids) * self._bytes_per_token
 
     def close(self) -> None:
         """Store what is queued; raises what storing met."""

@@ -28,6 +28,7 @@ from draftsmith.train.core import Core
 from draftsmith.train.data import Order, RowSource, Split, read_ahead, read_pack
 from draftsmith.train.objective import step_weights, supervision
 from draftsmith.train.parallel import Place, Ranks
+from draftsmith.train.precision import bf16_products
 from draftsmith.train.schedule import Schedule
 from draftsmith.train.validate import acceptance, unigram_acceptance
 from draftsmith.ui import Ui
@@ -73,6 +74,8 @@ class Training:
     rms: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    bf16_products: bool = False
+    """Of training steps; validation multiplies in float32, as what it predicts is compared with an engine."""
     measure_start: bool = False
     """Validate before the first step: the start of an existing drafter is a candidate, and proves that it was not lost."""
 
@@ -217,9 +220,10 @@ class Training:
         if not int(counts[0]):
             p.skipped += 1
             return
-        loss, stats = self.core.step(batch, K, self.weights, counts)
         lr = self.schedule.rate(done)
-        norm = self.core.update(lr, self.section.clip)
+        with bf16_products(self.bf16_products):
+            loss, stats = self.core.step(batch, K, self.weights, counts)
+            norm = self.core.update(lr, self.section.clip)
         p.steps += 1
         p.tokens += batch.pack_tokens * self.place.packs
         if p.steps % LOG_EVERY == 0 or p.steps == 1:

@@ -72,6 +72,14 @@ def pick_device(section: Any) -> tuple[torch.device, torch.dtype]:
     return device, getattr(torch, name)
 
 
+def rounds_products(section: Any, device: torch.device) -> bool:
+    """Whether training steps multiply in bfloat16 though everything is float32: on a CPU that can, unless the recipe says
+    float32."""
+    from draftsmith.train.precision import has_bf16_products
+
+    return device.type == "cpu" and section.dtype is None and has_bf16_products()
+
+
 def start_model(run: Run, contract: Contract, target: Path, vocab: Any) -> tuple[Drafter, TargetHead]:
     """The drafter with its first weights (float32, on the CPU, for unscaled states) and the teacher's head."""
     import torch
@@ -192,6 +200,7 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
         rms=rms,
         device=device,
         dtype=dtype,
+        bf16_products=rounds_products(section, device),
         measure_start=bool(section.from_),
     )
     figures = training.run()
@@ -208,6 +217,7 @@ def _train_from(run: Run, folder: Path, source: Any) -> dict[str, Any]:
         "held_out_rows": len(split.held_out),
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
+        **({"products": "bfloat16"} if training.bf16_products else {}),
         "output_hash": folder_hash(folder / "best"),
     }
 
