@@ -33,10 +33,12 @@ def has_bf16_products(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def bf16_products(on: bool) -> Iterator[None]:
     """Within: products of float32 tensors on a CPU round their factors to bfloat16, if `on`. A setting of the process;
     put back at the end."""
+    if not on:
+        yield
+        return
     before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
     try:
-        if on:
-            torch.set_float32_matmul_precision("medium")
         yield
     finally:
         torch.set_float32_matmul_precision(before)
