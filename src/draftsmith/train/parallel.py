@@ -9,7 +9,9 @@ averaged, and a step is what one process would do with all packs in one.
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,6 +101,10 @@ def context_groups(device: str, size: int) -> Any:
     return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=("pack", "context"))
 
 
+LAST_WORK = 0.2
+"""Seconds that a group's own threads get to end in."""
+
+
 def _forget_groups() -> None:
     mesh.cache_clear()
     context_groups.cache_clear()
@@ -122,7 +128,11 @@ def process_group() -> Iterator[Ranks]:
         yield Ranks.current()
     finally:
         _forget_groups()
+        gc.collect()  # models that hold a group keep its threads alive
         dist.destroy_process_group()
+        # gloo's thread lets go of its last tensors with the interpreter's lock; one that comes for it when the process is
+        # already ending aborts it (seen in one run of ten, all being written), and the launcher takes that for a failure.
+        time.sleep(LAST_WORK)
 
 
 @lru_cache(maxsize=2)
