@@ -67,12 +67,10 @@ def page() -> str:
     lines += ["", "## How each was measured", ""]
     for name, f in figures.items():
         versions = ", ".join(f"{k} {v}" for k, v in f["versions"].items() if k != "platform")
-        rows = f["rows"]
+        held = f"{len(f['rows'])} single measurement{'s' if len(f['rows']) != 1 else ''} in the file"
         lines += [
             f"* **{name}**: `{f['command']}` on {f['machine']}, commit {f['commit'] or 'not recorded'}; {versions};"
-            f" {len(rows)} single measurement{'s' if len(rows) != 1 else ''} in the file."
-            if "note" not in f
-            else f"* **{name}**: `{f['command']}` on {f['machine']}, commit {f['commit']}; {versions}; {cell(f['note'])}."
+            f" {cell(f.get('note', held))}."
         ]
     notes = (HERE / "notes.md").read_text(encoding="utf-8").strip()
     return HEAD + "\n".join(lines) + "\n\n" + notes + "\n"

@@ -240,38 +240,42 @@ def main() -> None:
     if given.train_only:
         return
     rows = [summary(f) for f in found.values()]
-    unit = "tokens per target step (walk over held-out rows)"
     trained = f"{given.seeds} seed{'s' * (given.seeds > 1)} of {given.steps} steps"
-    if "fp8-topk" in variants:
-        result = compare(found, "fp8-topk", "bf16", given.seeds)
-        chosen = [r for r in rows if r["variant"] in ("bf16", "fp8-topk")]
-        write(
-            "codec_quality",
-            claim=f"a drafter trained from fp8 + top-k states is within 1 % of the one trained from bf16 states ({trained})",
-            ours=result["ours"], theirs=result["theirs"], unit=unit, rows=[result, *chosen],
-        )  # fmt: skip
-        print(json.dumps({"codec_quality": result}), flush=True)
-    if "rounded" in variants:
-        result = compare(found, "rounded", "bf16", given.seeds)
-        rate = {v: sum(r["tokens"] for r in rows if r["variant"] == v) / sum(r["seconds"] for r in rows if r["variant"] == v)
-                for v in ("rounded", "bf16")}  # fmt: skip
-        result |= {"tokens_per_second": {v: round(r) for v, r in rate.items()}}
-        write(
-            "cpu_products",
-            claim=f"a drafter trained with bfloat16 products on a CPU beside one trained with float32's ({trained})",
-            ours=result["ours"], theirs=result["theirs"], unit=unit,
-            rows=[result, *[r for r in rows if r["variant"] in ("rounded", "bf16")]],
-        )  # fmt: skip
-        print(json.dumps({"cpu_products": result}), flush=True)
-    for variant in (v for v in variants if v.startswith("layer")):
+
+    def claim(name: str, variant: str, text: str, rates: bool = False) -> None:
+        """One variant's figure against "bf16"."""
         result = compare(found, variant, "bf16", given.seeds)
         chosen = [r for r in rows if r["variant"] in ("bf16", variant)]
+        if rates:
+            of = {v: [r for r in chosen if r["variant"] == v] for v in (variant, "bf16")}
+            result["tokens_per_second"] = {
+                v: round(sum(r["tokens"] for r in o) / sum(r["seconds"] for r in o)) for v, o in of.items()
+            }
         write(
-            f"start_{variant}",
-            claim=f"starting from a decoder layer of the target against starting without it, at equal steps ({trained})",
-            ours=result["ours"], theirs=result["theirs"], unit=unit, rows=[result, *chosen],
+            name, claim=f"{text} ({trained})", ours=result["ours"], theirs=result["theirs"],
+            unit="tokens per target step (walk over held-out rows)", rows=[result, *chosen],
         )  # fmt: skip
-        print(json.dumps({f"start_{variant}": result}), flush=True)
+        print(json.dumps({name: result}), flush=True)
+
+    if "fp8-topk" in variants:
+        claim(
+            "codec_quality",
+            "fp8-topk",
+            "a drafter trained from fp8 + top-k states is within 1 % of the one trained from bf16 states",
+        )
+    if "rounded" in variants:
+        claim(
+            "cpu_products",
+            "rounded",
+            "a drafter trained with bfloat16 products on a CPU beside one trained with float32's",
+            True,
+        )
+    for variant in (v for v in variants if v.startswith("layer")):
+        claim(
+            f"start_{variant}",
+            variant,
+            "starting from a decoder layer of the target against starting without it, at equal steps",
+        )
 
 
 if __name__ == "__main__":

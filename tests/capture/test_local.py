@@ -13,10 +13,7 @@ from capture_support import make_run, write_prompts
 from draftsmith.capture.local import LocalTarget, Wanted, choose_tokens
 from draftsmith.capture.rows import iter_rows
 from draftsmith.capture.stage import STAGE
-from draftsmith.engine.server import BF16_FLAGS
 from draftsmith.stage import execute
-
-READ = Path.read_text
 
 
 @pytest.fixture
@@ -53,8 +50,7 @@ def test_a_cpu_computes_in_the_type_that_it_multiplies(
 ) -> None:
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    flag = "".join(BF16_FLAGS if has_bf16 else ())
-    monkeypatch.setattr(Path, "read_text", lambda p, **_: flag if str(p) == "/proc/cpuinfo" else READ(p))
+    monkeypatch.setattr("draftsmith.engine.server.multiplies_bf16", lambda: has_bf16)
     assert LocalTarget(target, dtype=asked).model.dtype == got
 
 

@@ -6,6 +6,9 @@ import torch
 
 from draftsmith.capture.rows import Row, RowWriter
 from draftsmith.contract import Contract
+from draftsmith.extract.self_check import AGREES_BF16, relative_l2
+from draftsmith.extract.states import States
+from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.recipe import parse_recipe
 from draftsmith.record import write_record
 from draftsmith.stage import Run
@@ -41,3 +44,16 @@ def make_run(folder: Path, target: Path, rows: list[Row], **extract: object) -> 
         "test",
     )
     return Run(recipe, folder, QuietUi())
+
+
+def agree(states: States, model: TransformersStates, ids: list[int], aux: list[int], layers: int = 6) -> None:
+    """Every stream within bf16 rounding of transformers' own float32 forward, and the same most likely tokens."""
+    streams, tops = model.all_streams(ids), model.own_tops(ids)
+    last = len(ids) - (states.argmax is not None and int(states.argmax[-1]) < 0)  # a generated row lacks its last state
+    for a, k in enumerate(aux):
+        assert relative_l2(states.aux[:last, a], streams[k][:last]) < AGREES_BF16, f"stream {k}"
+    start = states.final_start
+    assert states.final is not None and states.argmax is not None
+    assert relative_l2(states.final[: last - start], streams[layers][start:last]) < AGREES_BF16
+    found = states.argmax[: last - start].tolist()
+    assert sum(a == b for a, b in zip(found, tops[start:last], strict=True)) >= 0.99 * len(found)

@@ -52,10 +52,14 @@ def wire(tiny_target: Path) -> FakeWire:
     return FakeWire(TransformersStates(tiny_target, [1, 3, 5]))
 
 
+def opened(run: Any, wire: FakeWire, max_length: int) -> tuple[StateWriter, Keeper]:
+    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
+    return writer, Keeper(wire, writer, lambda: None, max_length)  # type: ignore[arg-type]
+
+
 def keep(run: Any, wire: FakeWire, rows: list[Any], close: int) -> Keeper:
     """Answer all rows, of which the first `close` are closed on disk."""
-    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
-    keeper = Keeper(wire, writer, lambda: None, run.recipe.extract.max_length)  # type: ignore[arg-type]
+    writer, keeper = opened(run, wire, run.recipe.extract.max_length)
     for row in rows:
         name, _ = keeper.ask()
         keeper.keep(row, name)
@@ -146,8 +150,7 @@ def test_files_of_what_becomes_no_row_are_not_wanted(
     rows = some_rows(6)
     rows[0] = replace(rows[0], token_ids=rows[0].token_ids * 200)
     run = make_run(tmp_path, tiny_target, rows, passes=1)
-    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
-    keeper = Keeper(wire, writer, lambda: None, 200)  # type: ignore[arg-type]
+    writer, keeper = opened(run, wire, 200)
     names = [keeper.ask()[0] for _ in range(8)]
     for row, name in zip(rows, names, strict=False):
         keeper.keep(row, name)  # the first is too long
@@ -173,8 +176,8 @@ def test_a_folder_that_cannot_be_looked_into_stops_capture(
         raise OSError("Stale file handle")
 
     wire.sweep = broken  # type: ignore[method-assign]
-    with StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16")) as writer:
-        keeper = Keeper(wire, writer, lambda: None, 200)  # type: ignore[arg-type]
+    writer, keeper = opened(run, wire, 200)
+    with writer:
         time.sleep(0.1)
         with pytest.raises(OSError, match="Stale"):
             keeper.behind()
@@ -187,8 +190,7 @@ def test_storing_that_is_behind_says_so_until_it_is_done(
 ) -> None:
     rows = some_rows(4)
     run = make_run(tmp_path, tiny_target, rows, passes=1)
-    writer = StateWriter(run.stage_dir("capture") / FOLDER, settle_contract(run), make_codec("bf16"))
-    keeper = Keeper(wire, writer, lambda: None, 10_000)  # type: ignore[arg-type]
+    writer, keeper = opened(run, wire, 10_000)
     most = sum(len(r.token_ids) for r in rows[:3]) * keeper._bytes_per_token
     monkeypatch.setattr("draftsmith.extract.one_pass.BEHIND_BYTES", most)
     put, go = writer.put, threading.Event()

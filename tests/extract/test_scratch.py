@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.contract import Contract, TargetFacts
+from draftsmith.contract import Contract
 from draftsmith.engine import process_guard
 from draftsmith.extract import scratch, wire
 from draftsmith.extract.wire import Wire
+from made_states import facts
 
 OWNER = """
 import sys, time
@@ -73,17 +74,7 @@ def test_nothing_but_such_folders_is_touched(tmp_path: Path) -> None:
 
 @pytest.fixture
 def contract() -> Contract:
-    facts = TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        outer_model_type="llama",
-        hidden_size=8,
-        num_layers=6,
-        vocab_size=100,
-    )
-    return Contract(target=facts, aux_layer_ids=[1, 3, 5], final_state="pre_norm")
+    return facts()
 
 
 def test_a_wire_clears_what_a_killed_one_left(

@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from extract_support import agree
 
 from draftsmith.contract import Contract
 from draftsmith.engine.find import Engine
 from draftsmith.engine.metrics import read_counters
 from draftsmith.engine.server import Server
-from draftsmith.extract.self_check import AGREES_BF16, relative_l2
+from draftsmith.extract import scratch
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.extract.wire import Wire
 from draftsmith.target.config import target_facts
@@ -73,15 +74,11 @@ def test_states_of_preempted_answers_are_right_and_left_ones_leave_nothing(
                 continue
             name, ids = answer
             assert len(ids) == len(prompt) + ANSWER
-            got = wire.take(name, ids, len(prompt), server.require_alive)
-            streams, n, start = model.all_streams(ids), len(ids) - 1, got.final_start
-            for a, k in enumerate(AUX):
-                assert relative_l2(got.aux[:n, a], streams[k][:n]) < AGREES_BF16, f"stream {k} of {name}"
-            assert got.final is not None and relative_l2(got.final[:-1], streams[6][start:n]) < AGREES_BF16
+            agree(wire.take(name, ids, len(prompt), server.require_alive), model, ids, AUX)
         # Files of those that left come when the engine learns of it, and go with the next look for such.
         until, swept = time.monotonic() + 30, 0
         while swept < len(left) and time.monotonic() < until:
             swept += wire.sweep(set())
             time.sleep(0.1)
         assert swept == len(left)
-        assert not list(wire.folder.glob("*s[0-9]*"))
+        assert [p.name for p in wire.folder.iterdir()] == [scratch.OWNER]

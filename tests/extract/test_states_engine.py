@@ -9,13 +9,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from extract_support import agree
 
 from draftsmith.contract import Contract
 from draftsmith.engine.find import Engine
 from draftsmith.engine.server import Server
 from draftsmith.extract.rows import Item
-from draftsmith.extract.self_check import AGREES_BF16, relative_l2
-from draftsmith.extract.states import States
 from draftsmith.extract.transformers_backend import TransformersStates
 from draftsmith.extract.vllm_backend import VllmBackend
 from draftsmith.extract.wire import Wire
@@ -24,19 +23,6 @@ from draftsmith.target.config import target_facts
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 AUX = [1, 3, 6]
 """6 = after the last layer of the tiny targets: also taken as an aux stream."""
-
-
-def check(states: States, model: TransformersStates, ids: list[int]) -> None:
-    """Every stream within bf16 rounding of transformers' own float32 forward, and the same most likely tokens."""
-    streams, tops = model.all_streams(ids), model.own_tops(ids)
-    last = len(ids) - (states.argmax is not None and int(states.argmax[-1]) < 0)  # a generated row lacks its last state
-    for a, k in enumerate(AUX):
-        assert relative_l2(states.aux[:last, a], streams[k][:last]) < AGREES_BF16, f"stream {k}"
-    start = states.final_start
-    assert states.final is not None and states.argmax is not None
-    assert relative_l2(states.final[: last - start], streams[6][start:last]) < AGREES_BF16
-    found = states.argmax[: last - start].tolist()
-    assert sum(a == b for a, b in zip(found, tops[start:last], strict=True)) >= 0.99 * len(found)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.ci), "qwen3", "deepseek_v3"])
@@ -64,12 +50,12 @@ def test_states_through_vllm_agree_with_transformers(
             backend = VllmBackend(server, wire, target, contract.target.hidden_size, None, 0)
             items = [Item(f"r{i}", np.asarray(r, dtype=np.int32), 4) for i, r in enumerate(rows)]
             for (_, made), ids in zip(backend.stream([i] for i in items), rows, strict=True):
-                check(made[0], model, ids)
+                agree(made[0], model, ids, AUX)
             prompt, (name, fields) = rows[1], wire.ask(None)
             body: dict[str, Any] = {"model": server.name, "prompt": prompt, "max_tokens": 20, "temperature": 0}
             body |= {"ignore_eos": True, "return_token_ids": True, **fields}
             answer = httpx.post(server.url + "/v1/completions", json=body, timeout=300)
             ids = prompt + json.loads(answer.text)["choices"][0]["token_ids"]
             assert len(ids) == 60
-            check(wire.take(name, ids, len(prompt), server.require_alive), model, ids)
+            agree(wire.take(name, ids, len(prompt), server.require_alive), model, ids, AUX)
             backend.close()

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.contract import Contract, TargetFacts
 from draftsmith.engine.plugin_src.draftsmith_vllm import states
 from draftsmith.errors import UserError
+from draftsmith.extract import scratch
 from draftsmith.extract.wire import RUNNER, Wire
+from made_states import facts
 
 HIDDEN, VOCAB, LAYERS = 8, 50, [1, 3, 4]
 
@@ -89,17 +90,7 @@ def step(
 
 @pytest.fixture
 def wire(tmp_path: Path) -> Any:
-    facts = TargetFacts(
-        name="t",
-        config_hash="0",
-        architecture="L",
-        model_type="l",
-        outer_model_type="l",
-        hidden_size=HIDDEN,
-        num_layers=4,
-        vocab_size=VOCAB,
-    )
-    with Wire(Contract(target=facts, aux_layer_ids=[1, 3], final_state="pre_norm"), tmp_path) as made:
+    with Wire(facts(HIDDEN, (1, 3), layers=4, vocab=VOCAB), tmp_path) as made:
         yield made
 
 
@@ -138,7 +129,7 @@ def test_chunks_of_several_requests_end_in_their_own_files(runner: Any, wire: Wi
     runner.execute_model(step({}, ("a", "c")))
     check(wire.take(na, A, 4, alive), A, 4)
     check(wire.take(nb, B, 1, alive), B, 1)
-    assert not list(wire.folder.glob("*s[0-9]*"))
+    assert [p.name for p in wire.folder.iterdir()] == [scratch.OWNER]
 
 
 def test_a_preempted_request_is_filled_again_by_position(runner: Any, wire: Wire) -> None:
@@ -177,7 +168,8 @@ def test_a_name_that_is_a_path_gets_nothing(runner: Any, wire: Wire) -> None:
     runner.execute_model(step({"a": (A, {states.KEY: "../evil"})}, a=(0, 12)))
     runner.execute_model(step({}, ("a",)))
     time.sleep(0.05)
-    assert not list(wire.folder.parent.glob("evil*")) and not list(wire.folder.glob("*evil*"))
+    assert not list(wire.folder.parent.glob("evil*"))
+    assert [p.name for p in wire.folder.iterdir()] == [scratch.OWNER]
 
 
 def test_an_engine_that_gives_no_file_is_said_to(wire: Wire) -> None:

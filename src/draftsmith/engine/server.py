@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from draftsmith.cpu import multiplies_bf16
 from draftsmith.engine.find import Engine
 from draftsmith.engine.flags import known_flags, wish
 from draftsmith.engine.inject import plugin_env
@@ -263,10 +264,6 @@ def serve_section(section: EngineSection) -> dict[str, Any]:
 FEW_CORES = 8
 """Up to here the worker gets every core: one kept free for the scheduler would cost more than it gains."""
 
-BF16_FLAGS = ("avx512_bf16", "amx_bf16")
-"""CPU flags with which oneDNN has bf16 products; without them torch's fallback is about five times slower than float32
-(10 against 51 GFLOP/s at [2048, 576] x [576, 1536] on two AVX2 cores)."""
-
 
 def engine_dtype(dtype: str) -> str:
     """The recipe's dtype; "auto" is bfloat16 on a GPU and on CPUs with bf16 products, else float32."""
@@ -274,9 +271,7 @@ def engine_dtype(dtype: str) -> str:
 
     if dtype != "auto":
         return dtype
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    return "bfloat16" if has_cuda_gpu() or any(f in flags for f in BF16_FLAGS) else "float32"
+    return "bfloat16" if has_cuda_gpu() or multiplies_bf16() else "float32"
 
 
 def cpu_environment(engine: Engine, kv_gib: int) -> dict[str, str]:

@@ -91,14 +91,12 @@ class Keeper:
 
     def behind(self) -> bool:
         """Whether storing is so far behind that no more should be asked for. Raises what storing met."""
-        if self._error is not None:
-            raise self._error
+        self._raise()
         return self._unstored > BEHIND_BYTES
 
     def settled(self, rows: Sequence[_Row]) -> None:
         """These rows are closed on disk: their states may be stored."""
-        if self._error is not None:
-            raise self._error
+        self._raise()
         for row in rows:
             if (found := self._waiting.pop(row.row_id, None)) is not None:
                 with self._lock:
@@ -142,13 +140,16 @@ class Keeper:
         with self._lock:
             self._unstored -= len(row.token_ids) * self._bytes_per_token
 
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def close(self) -> None:
         """Store what is queued; raises what storing met."""
         self._queue.put(None)
         self._thread.join()
         self._pool.shutdown(cancel_futures=True)
-        if self._error is not None:
-            raise self._error
+        self._raise()
 
 
 def require_possible(run: Run) -> None:

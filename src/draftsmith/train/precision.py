@@ -9,24 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 
-FLAGS = {"avx512_bf16", "amx_bf16"}
-"""As /proc/cpuinfo has them. Without them bfloat16 is emulated, at a fraction of float32's rate."""
+from draftsmith.cpu import multiplies_bf16
 
 
-@lru_cache
-def has_bf16_products(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions of its own, and torch can use them."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8")
-    except OSError:
-        return False
-    flags = next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), [])
-    return bool(FLAGS & set(flags)) and torch.backends.mkldnn.is_available()
+def has_bf16_products() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own (otherwise it is emulated, at a fraction of float32's
+    rate), and this torch can use them."""
+    return multiplies_bf16() and torch.backends.mkldnn.is_available()
 
 
 @contextmanager
